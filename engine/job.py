@@ -1,0 +1,116 @@
+"""What a worker is asked to measure, and what it answers: plain records, picklable, no tensors.
+
+One kind of job serves baseline, trial and confirmation: run the named configurations interleaved over the
+requests, and judge every output against stock. ``workers/measure.py`` carries it out, the tuner composes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftsmith.engine.types import Request, SpecConfig, StopReason
+
+JobStatus = Literal["ok", "oom", "timeout", "died", "error", "cancelled"]
+Judgement = Literal["exact", "tie", "divergent", "distribution"]
+
+STOCK = "stock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRef:
+    """Where a worker finds the target: a checkpoint folder, a GGUF file, or the embedded default's name."""
+
+    path: str
+    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    device: str = "cpu"
+    num_threads: int | None = None
+    cache_capacity: int | None = None  # rows a slot; None = what the requests need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftInputs:
+    """Frozen, hashed inputs of the drafters: the same for every configuration of one deployment."""
+
+    draft_vocab_ids: tuple[int, ...] = ()  # ranked by frequency on the tuning part
+    suffix_store: tuple[tuple[int, ...], ...] = ()
+    rank_acceptance: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureJob:
+    """``configs`` maps a name to a configuration; ``stock`` (drafter none) is always among them. Units (a prompt
+    at concurrency 1, else a group of requests run together) are timed in alternating order of the names.
+    ``references`` are stock's outputs where they are known already (request id -> token ids); a worker that
+    measures stock again checks it against them.
+    """
+
+    job_id: str
+    target: TargetRef
+    requests: tuple[Request, ...]
+    configs: dict[str, SpecConfig]
+    concurrency: int = 1
+    repeats: int = 1
+    warmup_tokens: int = 16
+    inputs: DraftInputs = field(default_factory=DraftInputs)
+    references: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    margin_noise: float | None = None  # measured on the baseline; None = measure in this job
+    force_all: bool = False  # token-force every output, also those equal to stock's
+    stop_early: bool = False  # end after a losing prefix of units (paired bound), see measure.py
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTiming:
+    """One timed unit of one configuration: seconds on the worker's monotonic clock."""
+
+    config: str
+    unit: int
+    repeat: int
+    request_ids: tuple[str, ...]
+    category: str
+    seconds: float
+    prefill_s: float
+    num_tokens: int
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRecord:
+    """One output and its verdict. ``position`` and ``margin`` describe the worst mismatch, if any.
+    ``accepted_by_position[i]`` counts steps that accepted at least i + 1 draft tokens.
+    """
+
+    config: str
+    request_id: str
+    token_ids: tuple[int, ...]
+    stop_reason: StopReason
+    judgement: Judgement
+    num_ties: int = 0
+    position: int | None = None
+    emitted: int | None = None
+    expected: int | None = None
+    margin: float | None = None
+    detail: str = ""
+    accepted_by_position: tuple[int, ...] = ()
+    drafted_by_position: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureResult:
+    """``status`` other than ok carries ``reason`` and whatever was measured before."""
+
+    job_id: str
+    status: JobStatus
+    reason: str = ""
+    timings: tuple[UnitTiming, ...] = ()
+    outputs: tuple[OutputRecord, ...] = ()
+    suspect: tuple[str, ...] = ()  # configurations whose tie rate exceeds stock's own
+    margin_noise: float | None = None
+    stock_tie_rate: float | None = None
+    peak_memory_bytes: dict[str, int] = field(default_factory=dict)
+    stopped_early: bool = False
+    worker: str = ""
+    wall_s: float = 0.0
