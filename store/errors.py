@@ -1,0 +1,23 @@
+"""Errors of the store.
+
+StoreError
+├── StoreInputError          the caller's value or file is wrong (exit code 2)
+└── StoreEnvironmentError    read-only, full, locked, unreachable, newer schema (exit code 3)
+    └── RunBusyError         another live driver holds the run
+"""
+
+
+class StoreError(Exception):
+    """Base of every error that the store raises on purpose."""
+
+
+class StoreInputError(StoreError):
+    """A value, a bundle or a database address from outside is wrong."""
+
+
+class StoreEnvironmentError(StoreError):
+    """The database or the disk does not let the store do what was asked."""
+
+
+class RunBusyError(StoreEnvironmentError):
+    """The run is driven by another process that is still alive; the message names it."""
