@@ -16,7 +16,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, job: MeasureJob) -> None:
-        """Start or queue a job. Every submitted job yields exactly one result, whatever befalls it."""
+        """Start or queue a job. Every submitted job yields exactly one result, come what may."""
         ...
 
     def next_result(self, timeout_s: float | None) -> MeasureResult | None:
