@@ -1,0 +1,251 @@
+"""From logits to a token: penalties, temperature, cuts and the request's shared noise.
+
+Stock and speculation call the same functions on the same row with the same history, so what speculation gives
+is what it gives when off. At T > 0 the choice is argmax(log p + G) with counter-based Gumbel noise G keyed by
+(request seed, output position, token id): design.md section 6, algorithms.md A7. Order of the processors, as in
+vLLM: minimum tokens, repetition, frequency and presence penalties, temperature, min-p, top-k, top-p.
+Every row is processed on its own: its result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.types import Sampling
+from draftsmith.kernels.noise import DRAFT, gumbel, uniform
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What precedes the token to be chosen: ``tokens`` (prompt + committed output) and then ``path``."""
+
+    sampling: Sampling
+    prompt_len: int
+    tokens: Sequence[int]
+    path: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Output position of the token to be chosen, from 0."""
+        return len(self.tokens) + len(self.path) - self.prompt_len
+
+    @property
+    def root_position(self) -> int:
+        """Output position of the first token drafted in this step; distinct for every step."""
+        return len(self.tokens) - self.prompt_len
+
+
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    """Raise EngineInputError on values outside their ranges, naming value, limit and fix."""
+    bounds = (
+        ("temperature", sampling.temperature, 0.0, 100.0),
+        ("top_p", sampling.top_p, 0.0, 1.0),
+        ("min_p", sampling.min_p, 0.0, 1.0),
+        ("repetition_penalty", sampling.repetition_penalty, 1e-3, 100.0),
+        ("presence_penalty", sampling.presence_penalty, -2.0, 2.0),
+        ("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0),
+        ("top_k", sampling.top_k, 0, vocab_size),
+        ("max_tokens", sampling.max_tokens, 1, 1_000_000),
+        ("min_tokens", sampling.min_tokens, 0, sampling.max_tokens),
+        ("seed", sampling.seed, 0, 2**64 - 1),
+    )
+    for name, value, low, high in bounds:
+        if not low <= value <= high:
+            raise EngineInputError(f"{name} is {value}; give a value between {low} and {high}")
+    if sampling.top_p == 0.0:
+        raise EngineInputError("top_p is 0.0, which keeps no token; give a value above 0, up to 1")
+    if any(not 0 <= token < vocab_size for token in sampling.stop_token_ids):
+        raise EngineInputError(
+            f"stop_token_ids {list(sampling.stop_token_ids)} leave the vocabulary of {vocab_size} tokens"
+        )
+    if any(not text for text in sampling.stop_strings):
+        raise EngineInputError("a stop string is empty; it would end every request at once")
+
+
+def is_plain_greedy(context: RowContext) -> bool:
+    """True when the choice is the arg-max of the raw logits."""
+    s = context.sampling
+    return (
+        s.temperature == 0.0
+        and s.repetition_penalty == 1.0
+        and s.presence_penalty == 0.0
+        and s.frequency_penalty == 0.0
+        and context.position >= s.min_tokens
+    )
+
+
+def _columns(
+    ids: Sequence[int], token_ids: torch.Tensor | None, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Column of each id that the row holds, and the mask of the ids held."""
+    wanted = torch.tensor(list(ids), dtype=torch.int64, device=device)
+    if token_ids is None:
+        return wanted, torch.ones_like(wanted, dtype=torch.bool)
+    column = torch.searchsorted(token_ids, wanted).clamp(max=token_ids.numel() - 1)
+    held = token_ids[column] == wanted
+    return column[held], held
+
+
+def penalised(
+    row: torch.Tensor,
+    context: RowContext,
+    eos_ids: Sequence[int],
+    token_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Minimum tokens and penalties on one row of fp32 logits ``[V or Vd]``; a new tensor when anything changes."""
+    s = context.sampling
+    out = row
+    if context.position < s.min_tokens:
+        banned = set(s.stop_token_ids) | (set() if s.ignore_eos else set(eos_ids))
+        out = out.clone()
+        out[_columns(sorted(banned), token_ids, row.device)[0]] = -torch.inf
+    if s.repetition_penalty != 1.0:
+        seen = sorted(set(context.tokens) | set(context.path))
+        column, _ = _columns(seen, token_ids, row.device)
+        out = out.clone() if out is row else out
+        value = out[column]
+        out[column] = torch.where(
+            value > 0, value / s.repetition_penalty, value * s.repetition_penalty
+        )
+    if s.presence_penalty != 0.0 or s.frequency_penalty != 0.0:
+        counts = Counter(context.tokens[context.prompt_len :])
+        counts.update(context.path)
+        if counts:
+            ids = sorted(counts)
+            column, held = _columns(ids, token_ids, row.device)
+            amount = torch.tensor([float(counts[i]) for i in ids], device=row.device)[held]
+            out = out.clone() if out is row else out
+            out[column] -= s.frequency_penalty * amount + s.presence_penalty
+    return out
+
+
+def cut(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """min-p, then top-k, then top-p (of what is left) on one row of tempered logits: -inf outside the support.
+    At equal logits the lower column stays.
+    """
+    if sampling.min_p == 0.0 and sampling.top_k == 0 and sampling.top_p == 1.0:
+        return row
+    out = row.clone()
+    if sampling.min_p > 0.0:
+        floor = row.max() + torch.log(torch.tensor(sampling.min_p, device=row.device))
+        out[out < floor] = -torch.inf
+    if sampling.top_k == 0 and sampling.top_p == 1.0:
+        return out
+    ordered, order = torch.sort(out, descending=True, stable=True)
+    keep = torch.ones_like(ordered, dtype=torch.bool)
+    if 0 < sampling.top_k < ordered.numel():
+        keep[sampling.top_k :] = False
+        ordered = ordered.masked_fill(~keep, -torch.inf)
+    if sampling.top_p < 1.0:
+        mass = torch.softmax(ordered.double(), dim=-1)
+        keep &= (mass.cumsum(-1) - mass) < sampling.top_p
+    out[order[~keep]] = -torch.inf
+    return out
+
+
+def tempered(
+    row: torch.Tensor,
+    context: RowContext,
+    eos_ids: Sequence[int],
+    token_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Penalised logits over the temperature (as they are at T = 0), before the cuts."""
+    out = penalised(row, context, eos_ids, token_ids)
+    return out if context.sampling.temperature == 0.0 else out / context.sampling.temperature
+
+
+def noise_of(
+    context: RowContext, size: int, token_ids: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    """The request's shared Gumbel noise at this output position, ``[V or Vd]`` fp32."""
+    ids = size if token_ids is None else token_ids.cpu()
+    return gumbel(context.sampling.seed, context.position, ids).to(device)
+
+
+def scores_row(
+    row: torch.Tensor,
+    context: RowContext,
+    eos_ids: Sequence[int],
+    token_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Values whose arg-max (lowest column at ties) is the choice, for one row ``[V or Vd]``."""
+    out = tempered(row, context, eos_ids, token_ids)
+    if context.sampling.temperature == 0.0:
+        return out
+    out = cut(out, context.sampling)
+    support = torch.isfinite(out).nonzero().squeeze(-1)
+    if support.numel() * 8 < out.numel():
+        ids = support if token_ids is None else token_ids[support]
+        result = torch.full_like(out, -torch.inf)
+        result[support] = out[support] + noise_of(context, 0, ids, row.device)
+        return result
+    return out + noise_of(context, out.numel(), token_ids, row.device)
+
+
+def scores(
+    logits: torch.Tensor,
+    contexts: Sequence[RowContext],
+    *,
+    eos_ids: Sequence[int] = (),
+    token_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``[N, V or Vd]`` values whose arg-max a row is the choice; columns stand for ``token_ids`` if given."""
+    if all(is_plain_greedy(context) for context in contexts):
+        return logits
+    rows = [
+        scores_row(row, context, eos_ids, token_ids)
+        for row, context in zip(logits, contexts, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+def choose(
+    logits: torch.Tensor, contexts: Sequence[RowContext], *, eos_ids: Sequence[int] = ()
+) -> list[int]:
+    """The chosen token of each row of ``[N, V]`` raw logits."""
+    choices: list[int] = scores(logits, contexts, eos_ids=eos_ids).argmax(-1).tolist()
+    return choices
+
+
+def probabilities(
+    logits: torch.Tensor,
+    contexts: Sequence[RowContext],
+    *,
+    eos_ids: Sequence[int] = (),
+    token_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Warped distributions ``[N, V or Vd]`` in float64 (one-hot at T = 0), the law that a row is drawn from."""
+    rows = []
+    for row, context in zip(logits, contexts, strict=True):
+        z = tempered(row, context, eos_ids, token_ids)
+        if context.sampling.temperature == 0.0:
+            one_hot = torch.zeros_like(z, dtype=torch.float64)
+            one_hot[z.argmax()] = 1.0
+            rows.append(one_hot)
+        else:
+            rows.append(torch.softmax(cut(z, context.sampling).double(), dim=-1))
+    return torch.stack(rows)
+
+
+def draw(weights: torch.Tensor, u: float) -> int:
+    """Index drawn from non-negative ``weights`` ``[V]`` (not normalised) by inverse distribution function at u."""
+    cumulative = weights.double().cumsum(-1)
+    index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
+    if index < weights.numel() and weights[index] > 0:
+        return index
+    return int(weights.nonzero()[-1])
+
+
+def sample_draft(probs_row: torch.Tensor, context: RowContext) -> int:
+    """Draw a draft token for rejection or block verification, on the draft noise stream.
+
+    Keyed by (position of the step's root, depth): a position that is drafted again in a later step gets fresh
+    noise, without which block verification would be biased.
+    """
+    u = uniform(context.sampling.seed, context.root_position, index=len(context.path), stream=DRAFT)
+    return draw(probs_row, u)
