@@ -1,0 +1,256 @@
+"""Facts of one decoder checkpoint, read from its transformers configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from draftsmith.engine.errors import EngineInputError, UnsupportedError
+
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+
+_ROPE_KINDS = ("linear", "llama3", "yarn")
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """One rotary embedding: ``inv_freq`` has half the rotated dimensions, in radians a position. ``scaling``
+    multiplies both cosine and sine (yarn).
+    """
+
+    inv_freq: tuple[float, ...]
+    scaling: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.inv_freq)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """``window`` is the number of positions a row sees, itself included; None = all. ``rope`` indexes
+    ``DecoderConfig.ropes``; None = no rotation.
+    """
+
+    window: int | None = None
+    rope: int | None = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    layers: tuple[LayerConfig, ...]
+    ropes: tuple[RopeConfig, ...]
+    norm_eps: float
+    activation: Activation
+    attention_scale: float
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norm_offset: bool = False  # weights are stored minus one
+    sandwich_norms: bool = False  # norms after attention and feed-forward too
+    fused_projections: bool = False  # the checkpoint stores qkv and gate-up as one tensor each
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    embedding_scale: float | None = None
+    tied_head: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+def eos_ids(value: object) -> tuple[int, ...]:
+    """``eos_token_id`` of a configuration (None, an id or a list of ids), sorted and unique."""
+    if value is None:
+        return ()
+    if isinstance(value, int):
+        return (value,)
+    if isinstance(value, (list, tuple)):
+        return tuple(sorted({int(item) for item in value}))
+    raise EngineInputError(f"eos_token_id is {value!r}; it must be an id or a list of ids")
+
+
+def decoder_families() -> tuple[str, ...]:
+    """Model types that ``parse_config`` accepts."""
+    return tuple(sorted(_FAMILIES))
+
+
+def parse_config(hf: PretrainedConfig) -> DecoderConfig:
+    """Read a transformers configuration of one of ``decoder_families()``.
+
+    Raises UnsupportedError for another model type or a feature of these that the decoder lacks. Semantics follow
+    transformers 5's ``modeling_<family>.py``.
+    """
+    family = str(hf.model_type)
+    extras = _FAMILIES.get(family)
+    if extras is None:
+        raise UnsupportedError(
+            f"model type {family!r} is not one of the decoder's families ({', '.join(decoder_families())})"
+        )
+    name = getattr(hf, "hidden_activation", None) or getattr(hf, "hidden_act", None)
+    if name not in _ACTIVATIONS:
+        raise UnsupportedError(
+            f"activation {name!r} of {family} is not supported; known: {', '.join(_ACTIVATIONS)}"
+        )
+    head_dim = int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+    ropes, rope_of_type = _ropes(hf, head_dim)
+    fields: dict[str, Any] = {
+        "family": family,
+        "vocab_size": int(hf.vocab_size),
+        "hidden_size": int(hf.hidden_size),
+        "intermediate_size": int(hf.intermediate_size),
+        "num_heads": int(hf.num_attention_heads),
+        "num_kv_heads": int(hf.num_key_value_heads),
+        "head_dim": head_dim,
+        "max_positions": int(hf.max_position_embeddings),
+        "layers": _layers(hf, rope_of_type),
+        "ropes": ropes,
+        "norm_eps": float(hf.rms_norm_eps),
+        "activation": _ACTIVATIONS[name],
+        "attention_scale": head_dim**-0.5,
+        "tied_head": bool(hf.tie_word_embeddings),
+        "eos_token_ids": eos_ids(hf.eos_token_id),
+    }
+    fields.update(extras(hf))
+    config = DecoderConfig(**fields)
+    if config.num_heads % config.num_kv_heads:
+        raise EngineInputError(
+            f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads evenly"
+        )
+    return config
+
+
+def _layers(hf: PretrainedConfig, rope_of_type: dict[str, int]) -> tuple[LayerConfig, ...]:
+    num_layers = int(hf.num_hidden_layers)
+    window = getattr(hf, "sliding_window", None)
+    types = getattr(hf, "layer_types", None)
+    if types is None or hf.model_type in ("mistral", "phi3"):
+        types = ["full_attention" if window is None else "sliding_attention"] * num_layers
+    unknown = set(types) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise UnsupportedError(f"layer type {min(unknown)!r} of {hf.model_type} is not supported")
+    if len(types) != num_layers:
+        raise EngineInputError(f"layer_types names {len(types)} layers, the model has {num_layers}")
+    rotated = getattr(hf, "no_rope_layers", None) or [1] * num_layers
+    return tuple(
+        LayerConfig(
+            window=int(window) if kind == "sliding_attention" and window is not None else None,
+            rope=rope_of_type.get(kind, 0) if rotated[index] else None,
+        )
+        for index, kind in enumerate(types)
+    )
+
+
+def _ropes(
+    hf: PretrainedConfig, head_dim: int
+) -> tuple[tuple[RopeConfig, ...], dict[str, int]]:
+    """The rotary embeddings and, where they differ by layer type, which type uses which."""
+    parameters = hf.rope_parameters
+    nested = [key for key in ("full_attention", "sliding_attention") if key in parameters]
+    if not nested:
+        return (_rope(hf, parameters, head_dim, None),), {}
+    used = [kind for kind in nested if kind in hf.layer_types]
+    ropes = tuple(_rope(hf, parameters[kind], head_dim, kind) for kind in used)
+    return ropes, {kind: index for index, kind in enumerate(used)}
+
+
+def _rope(
+    hf: PretrainedConfig, parameters: dict[str, Any], head_dim: int, layer_type: str | None
+) -> RopeConfig:
+    kind = parameters.get("rope_type", "default")
+    if kind == "default":
+        # Among these families only phi3's default rotation reads the partial factor.
+        factor = parameters.get("partial_rotary_factor", 1.0) if hf.model_type == "phi3" else 1.0
+        dim = int(head_dim * factor)
+        exponents = torch.arange(0, dim, 2, dtype=torch.float) / dim
+        return RopeConfig(inv_freq=tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()))
+    if kind not in _ROPE_KINDS:
+        raise UnsupportedError(
+            f"rotary scaling {kind!r} of {hf.model_type} is not supported; known: default, "
+            + ", ".join(_ROPE_KINDS)
+        )
+    inv_freq, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"), layer_type=layer_type)
+    if not 0 < 2 * len(inv_freq) <= head_dim:
+        raise EngineInputError(f"rotary dimension {2 * len(inv_freq)} exceeds head_dim {head_dim}")
+    return RopeConfig(inv_freq=tuple(inv_freq.tolist()), scaling=float(scaling))
+
+
+def _llama(hf: PretrainedConfig) -> dict[str, Any]:
+    bias = bool(getattr(hf, "attention_bias", False))
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": bool(getattr(hf, "mlp_bias", False)),
+    }
+
+
+def _mistral(hf: PretrainedConfig) -> dict[str, Any]:
+    return {}
+
+
+def _phi3(hf: PretrainedConfig) -> dict[str, Any]:
+    return {"fused_projections": True}
+
+
+def _qwen2(hf: PretrainedConfig) -> dict[str, Any]:
+    return {"qkv_bias": True}
+
+
+def _qwen3(hf: PretrainedConfig) -> dict[str, Any]:
+    return {**_llama(hf), "qk_norm": True}
+
+
+def _gemma(hf: PretrainedConfig) -> dict[str, Any]:
+    if getattr(hf, "use_bidirectional_attention", None):
+        raise UnsupportedError("bidirectional attention of a Gemma checkpoint is not supported")
+    return {**_llama(hf), "norm_offset": True, "embedding_scale": float(hf.hidden_size) ** 0.5}
+
+
+def _gemma2(hf: PretrainedConfig) -> dict[str, Any]:
+    return {
+        **_gemma(hf),
+        "sandwich_norms": True,
+        "attention_scale": float(hf.query_pre_attn_scalar) ** -0.5,
+        "attention_softcap": hf.attn_logit_softcapping,
+        "final_softcap": hf.final_logit_softcapping,
+    }
+
+
+def _gemma3(hf: PretrainedConfig) -> dict[str, Any]:
+    if hf.attn_logit_softcapping is not None:
+        # transformers reads this field and never applies it, so there is no reference to equal.
+        raise UnsupportedError("attention soft cap in a Gemma 3 checkpoint is not supported")
+    return {**_gemma2(hf), "qk_norm": True}
+
+
+_FAMILIES: dict[str, Callable[[PretrainedConfig], dict[str, Any]]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "smollm3": _llama,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+}

@@ -1,0 +1,25 @@
+"""Root-mean-square norm in a fixed order of operations per row."""
+
+from __future__ import annotations
+
+import torch
+
+
+class RmsNorm:
+    """``x * weight / sqrt(mean(x^2) + eps)`` over the last dimension, computed in fp32, returned in x's dtype.
+
+    Written as ``x / sqrt(|x|^2 + n * eps) * (weight * sqrt(n))``: on the CPU torch's vector norm is one fused
+    pass, where its rms_norm falls apart into several. Apart from that reduction, whose order depends only on the
+    row's length, every step is one exactly rounded operation, so a row's bits do not depend on its company.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        """``weight`` is fp32 and broadcasts against x; its last dimension is the one reduced."""
+        size = weight.shape[-1]
+        self._weight = weight * size**0.5
+        self._eps = size * eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        factor = norm.square_().add_(self._eps).rsqrt_()
+        return torch.mul(x, factor).mul_(self._weight).to(x.dtype)

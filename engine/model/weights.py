@@ -1,0 +1,176 @@
+"""Tensors of one decoder in the layout its forward wants: fused projections, fp32 norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.model.config import DecoderConfig
+
+TensorSource = Callable[[str], torch.Tensor]  # raises KeyError for a name that it lacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    weight: torch.Tensor  # [out, in]
+    bias: torch.Tensor | None = None  # [out] fp32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """Norm weights are fp32 ``[H]`` (``[D]`` for q and k), the offset of Gemma already added."""
+
+    input_norm: torch.Tensor
+    qkv: Projection  # [(Hq + 2 * Hkv) * D, H]
+    output: Projection  # [H, Hq * D]
+    mlp_norm: torch.Tensor
+    gate_up: Projection  # [2 * I, H]
+    down: Projection  # [H, I]
+    qk_norm: torch.Tensor | None = None  # [Hq + Hkv, D]: q's weight for each q head, then k's
+    post_attention_norm: torch.Tensor | None = None
+    post_mlp_norm: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    embedding: torch.Tensor  # [V, H]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor  # [H] fp32
+    head: torch.Tensor  # [V, H]; the embedding itself when tied
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held; a tied head counts once."""
+        tensors: list[torch.Tensor | None] = [self.embedding, self.final_norm]
+        if self.head is not self.embedding:
+            tensors.append(self.head)
+        for layer in self.layers:
+            tensors += [layer.input_norm, layer.mlp_norm, layer.qk_norm]
+            tensors += [layer.post_attention_norm, layer.post_mlp_norm]
+            for projection in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                tensors += [projection.weight, projection.bias]
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def assemble(
+    config: DecoderConfig, source: TensorSource, *, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Read every tensor of ``config`` from ``source`` once, converting to ``dtype`` on ``device``.
+
+    Projections that the forward fuses are copied part by part into their final tensor, so the peak is the weights
+    plus one part. Raises EngineInputError for a missing tensor, a wrong shape, or an untied checkpoint without
+    ``lm_head`` (cases.md B46).
+    """
+    return _Assembler(config, source, dtype, device).decoder()
+
+
+class _Assembler:
+    def __init__(
+        self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.dtype = dtype
+        self.device = device
+
+    def decoder(self) -> DecoderWeights:
+        config = self.config
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = self._matrix("model.embed_tokens.weight", shape)
+        head = embedding if config.tied_head else self._untied_head(shape)
+        return DecoderWeights(
+            embedding=embedding,
+            layers=tuple(self._layer(index) for index in range(config.num_layers)),
+            final_norm=self._norm("model.norm.weight", config.hidden_size),
+            head=head,
+        )
+
+    def _untied_head(self, shape: tuple[int, int]) -> torch.Tensor:
+        try:
+            return self._matrix("lm_head.weight", shape)
+        except KeyError:
+            raise EngineInputError(
+                "the checkpoint has no lm_head.weight and its config says tie_word_embeddings=false;"
+                " a head cannot be invented: save the model with its head, or set"
+                " tie_word_embeddings=true if the head is the embedding"
+            ) from None
+
+    def _layer(self, index: int) -> LayerWeights:
+        config = self.config
+        prefix = f"model.layers.{index}."
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        sandwich = config.sandwich_norms
+        if config.fused_projections:
+            qkv_parts = [(attention + "qkv_proj", q_rows + 2 * kv_rows)]
+            gate_up_parts = [(mlp + "gate_up_proj", 2 * inner)]
+        else:
+            qkv_parts = [
+                (attention + "q_proj", q_rows),
+                (attention + "k_proj", kv_rows),
+                (attention + "v_proj", kv_rows),
+            ]
+            gate_up_parts = [(mlp + "gate_proj", inner), (mlp + "up_proj", inner)]
+        after_attention = prefix + "post_attention_layernorm.weight"
+        before_mlp = prefix + "pre_feedforward_layernorm.weight" if sandwich else after_attention
+        return LayerWeights(
+            input_norm=self._norm(prefix + "input_layernorm.weight", hidden),
+            qkv=self._projection(qkv_parts, hidden, config.qkv_bias),
+            output=self._projection([(attention + "o_proj", hidden)], q_rows, config.output_bias),
+            mlp_norm=self._norm(before_mlp, hidden),
+            gate_up=self._projection(gate_up_parts, hidden, config.mlp_bias),
+            down=self._projection([(mlp + "down_proj", hidden)], inner, config.mlp_bias),
+            qk_norm=self._qk_norm(attention) if config.qk_norm else None,
+            post_attention_norm=self._norm(after_attention, hidden) if sandwich else None,
+            post_mlp_norm=(
+                self._norm(prefix + "post_feedforward_layernorm.weight", hidden)
+                if sandwich
+                else None
+            ),
+        )
+
+    def _projection(self, parts: Sequence[tuple[str, int]], width: int, bias: bool) -> Projection:
+        total = sum(rows for _, rows in parts)
+        weight = torch.empty((total, width), dtype=self.dtype, device=self.device)
+        biases = torch.empty(total, dtype=torch.float32, device=self.device) if bias else None
+        start = 0
+        for name, rows in parts:
+            weight[start : start + rows] = self._read(name + ".weight", (rows, width))
+            if biases is not None:
+                biases[start : start + rows] = self._read(name + ".bias", (rows,))
+            start += rows
+        return Projection(weight=weight, bias=biases)
+
+    def _qk_norm(self, attention: str) -> torch.Tensor:
+        config = self.config
+        q = self._norm(attention + "q_norm.weight", config.head_dim)
+        k = self._norm(attention + "k_norm.weight", config.head_dim)
+        return torch.cat((q.expand(config.num_heads, -1), k.expand(config.num_kv_heads, -1)))
+
+    def _norm(self, name: str, width: int) -> torch.Tensor:
+        weight = self._read(name, (width,)).to(device=self.device, dtype=torch.float32, copy=True)
+        return weight + 1.0 if self.config.norm_offset else weight
+
+    def _matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        return self._read(name, shape).to(device=self.device, dtype=self.dtype).contiguous()
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        try:
+            tensor = self.source(name)
+        except KeyError:
+            if name == "lm_head.weight":
+                raise
+            raise EngineInputError(
+                f"the checkpoint lacks tensor {name}, which a {self.config.family} of"
+                f" {self.config.num_layers} layers needs; the file is incomplete or its config is another model's"
+            ) from None
+        if tuple(tensor.shape) != shape:
+            raise EngineInputError(
+                f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(shape)};"
+                " config.json and weights do not belong together"
+            )
+        return tensor
