@@ -125,7 +125,7 @@ def load_deployment(
             f"regime.min_tokens {sampling.min_tokens} is more than regime.max_tokens "
             f"{sampling.max_tokens}: lower the first or raise the second"
         )
-    effort = {k: checked[k] for k in ("max_trials", "seed") if k in checked}
+    effort: dict[str, Any] = {k: checked[k] for k in ("max_trials", "seed") if k in checked}
     if "budget" in checked:
         effort["budget_s"] = checked["budget"]
     return Deployment(
