@@ -1,0 +1,63 @@
+"""Product of a few rows with a large weight, row-stable on the CPU.
+
+Formula: out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
+x [M, K] fp32, weight [N, K] fp32, bf16 or fp16, dense; bias [N] or None; out [M, N] in x's dtype.
+
+Why not torch: its bf16 product on the CPU without AMX or AVX-512 costs M times one row, and its fp32 product
+picks its blocking, hence its rounding, by M. ``cpu.cpp`` reads the weights once (N * K * element size
+bytes) for all rows, keeps x in fp32, and sums each (m, n) in one fixed order: row m's bits are the same
+alone, among 64 rows and on any number of threads.
+
+Tolerance: against the float64 product of the same numbers, |error| <= 2^-20 * sum_k |x * weight| for
+``cpu.cpp``; the reference also rounds x and the result to the weight's type.
+On other devices the reference runs.
+"""
+
+import torch
+
+from draftsmith.kernels.backend import library
+from draftsmith.kernels.errors import KernelInputError
+from draftsmith.kernels.linear.reference import linear_reference
+
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """See the module's docstring. Raises ``KernelInputError`` on shapes that do not match."""
+    num_rows, depth = _shape(x, "x")
+    num_outputs, weight_depth = _shape(weight, "weight")
+    if depth != weight_depth:
+        raise KernelInputError(
+            f"x has {depth} columns but weight has {weight_depth}; they must be equal"
+        )
+    if bias is not None and bias.shape != (num_outputs,):
+        raise KernelInputError(
+            f"bias has shape {tuple(bias.shape)}, a weight of {num_outputs} rows needs ({num_outputs},)"
+        )
+    native = library() if x.device.type == weight.device.type == "cpu" else None
+    code = _DTYPE_CODES.get(weight.dtype)
+    if native is None or code is None or x.dtype != torch.float32:
+        return linear_reference(x, weight, bias)
+    out = torch.empty(num_rows, num_outputs)
+    if out.numel() == 0:
+        return out
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    weight = weight.contiguous()
+    if bias is not None:
+        bias = bias.to(torch.float32).contiguous()
+    native.draftsmith_linear(
+        *(x.data_ptr(), x.stride(0), weight.data_ptr(), code),
+        *(None if bias is None else bias.data_ptr(), out.data_ptr()),
+        *(num_rows, num_outputs, depth, torch.get_num_threads()),
+    )
+    return out
+
+
+def _shape(tensor: torch.Tensor, name: str) -> tuple[int, int]:
+    if tensor.dim() != 2:
+        raise KernelInputError(f"{name} has shape {tuple(tensor.shape)}, two dimensions are needed")
+    return tensor.shape[0], tensor.shape[1]
+
+
+__all__ = ["linear"]
