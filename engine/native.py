@@ -1,0 +1,197 @@
+"""The native engine: requests and one configuration in, completions out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from draftsmith.engine.cache import KVCache
+from draftsmith.engine.decode import DecodeLoop
+from draftsmith.engine.drafters.drafter import Drafter, DrafterContext
+from draftsmith.engine.drafters.registry import make_drafter
+from draftsmith.engine.drafters.vocabulary import forced_token_ids
+from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.job import DraftInputs
+from draftsmith.engine.model.model import Model
+from draftsmith.engine.sampling import check_sampling
+from draftsmith.engine.stopping import TextDecoder
+from draftsmith.engine.timing import Clock, MonotonicClock
+from draftsmith.engine.types import Completion, Request, SpecConfig
+
+RESIDENT_SESSIONS = 4  # configurations whose cache and drafter stay allocated between runs
+CAPACITY_STEP = (
+    256  # cache rows are rounded up to this, so that runs of like length share a session
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``completions`` in request order; ``wall_s`` from the first admission to the last token."""
+
+    completions: tuple[Completion, ...]
+    wall_s: float
+    num_forwards: int
+
+
+@dataclass(slots=True)
+class _Session:
+    cache: KVCache
+    drafter: Drafter | None
+
+
+class NativeEngine:
+    """Runs any ``SpecConfig`` on one resident target.
+
+    Cache and drafter of the last few configurations are kept; a drafter's state is reset per request, so nothing
+    learned from one prompt reaches the next (cases.md B1).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        tokenizer: TextDecoder | None = None,
+        clock: Clock | None = None,
+        load_draft_model: Callable[[str], Model] | None = None,
+    ) -> None:
+        self.model = model
+        self._tokenizer = tokenizer
+        self._clock = clock or MonotonicClock()
+        self._load_draft_model = load_draft_model
+        self._draft_models: dict[str, Model] = {}
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        config: SpecConfig,
+        *,
+        concurrency: int = 1,
+        inputs: DraftInputs | None = None,
+        references: Mapping[str, tuple[int, ...]] | None = None,
+        capture_margins: bool = False,
+    ) -> Outcome:
+        """Decode ``requests``, at most ``concurrency`` together. ``references`` feeds the scripted drafter."""
+        self._check(requests, concurrency)
+        if capture_margins and config.drafter != "none":
+            raise EngineInputError("margins are captured for stock only (drafter none)")
+        inputs = inputs or DraftInputs()
+        session = self._session(requests, config, concurrency, inputs, references)
+        loop = DecodeLoop(
+            self.model,
+            session.cache,
+            session.drafter,
+            clock=self._clock,
+            decoder=self._tokenizer,
+            verifier=config.verifier,
+            max_nodes=max_nodes(config),
+            chain=config.tree == "chain",
+            capture_margins=capture_margins,
+        )
+        begin = self._clock.now()
+        completions = loop.run(requests)
+        return Outcome(tuple(completions), self._clock.now() - begin, loop.num_forwards)
+
+    def forget(self) -> None:
+        """Drop caches and drafters (after an out-of-memory error, say)."""
+        self._sessions.clear()
+        self._draft_models.clear()
+
+    def _check(self, requests: Sequence[Request], concurrency: int) -> None:
+        if concurrency < 1:
+            raise EngineInputError(f"concurrency is {concurrency}; give 1 or more")
+        info = self.model.info
+        for request in requests:
+            check_sampling(request.sampling, info.vocab_size)
+            if not request.prompt_ids:
+                raise EngineInputError(f"request {request.request_id} has an empty prompt")
+            bad = [t for t in request.prompt_ids if not 0 <= t < info.vocab_size]
+            if bad:
+                raise EngineInputError(
+                    f"request {request.request_id} has token id {bad[0]}, the target's vocabulary has"
+                    f" {info.vocab_size}; tokenise with the target's own tokenizer"
+                )
+            total = len(request.prompt_ids) + request.sampling.max_tokens
+            if total > info.max_positions:
+                raise EngineInputError(
+                    f"request {request.request_id} needs {total} positions (prompt"
+                    f" {len(request.prompt_ids)} + max_tokens {request.sampling.max_tokens}), {info.name}"
+                    f" has {info.max_positions}; shorten the prompt or lower max_tokens"
+                )
+
+    def _session(
+        self,
+        requests: Sequence[Request],
+        config: SpecConfig,
+        concurrency: int,
+        inputs: DraftInputs,
+        references: Mapping[str, tuple[int, ...]] | None,
+    ) -> _Session:
+        rows = max((len(r.prompt_ids) + r.sampling.max_tokens for r in requests), default=1)
+        rows += 2 * (max_nodes(config) + 1)
+        capacity = -(-rows // CAPACITY_STEP) * CAPACITY_STEP
+        slots = min(concurrency, max(1, len(requests)))
+        digest = hashlib.sha256(repr((config, inputs)).encode()).hexdigest()
+        key = f"{digest}:{slots}:{capacity}"
+        if references is None and key in self._sessions:
+            self._sessions.move_to_end(key)
+            return self._sessions[key]
+        cache = self.model.new_cache(num_slots=slots, capacity=capacity)
+        context = DrafterContext(
+            target=self.model,
+            cache=cache,
+            draft_model=self._draft_model(config),
+            draft_vocab_ids=inputs.draft_vocab_ids,
+            forced_ids=forced_token_ids(self.model.info, requests),
+            references=_by_prompt(requests, references),
+            suffix_store=inputs.suffix_store,
+            rank_acceptance=inputs.rank_acceptance,
+        )
+        session = _Session(cache, make_drafter(config, context))
+        if references is None:
+            self._sessions[key] = session
+            if len(self._sessions) > RESIDENT_SESSIONS:
+                self._sessions.popitem(last=False)
+        return session
+
+    def _draft_model(self, config: SpecConfig) -> Model | None:
+        if config.drafter != "draft_model":
+            return None
+        if config.draft_model is None:
+            raise EngineInputError(
+                "drafter draft_model needs the folder of its checkpoint (draft_model)"
+            )
+        if self._load_draft_model is None:
+            raise EngineInputError("this engine was built without a loader for draft models")
+        if config.draft_model not in self._draft_models:
+            self._draft_models[config.draft_model] = self._load_draft_model(config.draft_model)
+        return self._draft_models[config.draft_model]
+
+
+def max_nodes(config: SpecConfig) -> int:
+    """Most nodes that the configuration can draft in one step of one request."""
+    if config.drafter == "none":
+        return 0
+    if config.tree == "chain":
+        return config.block_size
+    if config.tree == "static" and config.branching:
+        total, level = 0, 1
+        for count in config.branching:
+            level *= count
+            total += level
+        return total
+    return config.tree_budget
+
+
+def _by_prompt(
+    requests: Sequence[Request], references: Mapping[str, tuple[int, ...]] | None
+) -> dict[tuple[int, ...], tuple[int, ...]] | None:
+    if references is None:
+        return None
+    return {
+        request.prompt_ids: references[request.request_id]
+        for request in requests
+        if request.request_id in references
+    }
