@@ -1,4 +1,6 @@
-"""Requests on their way: what is running in which slot, what waits, and how drafts become model rows."""
+"""Requests on their way: what is running in which slot, what waits, and how drafts become model
+rows.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Running:
         return self.request.sampling.max_tokens - (len(self.tokens) - self.prompt_len)
 
     def commit(self, drafted: int, proposed: Sequence[int]) -> tuple[int, ...]:
-        """Append the verified tokens (accepted + bonus) up to the first that ends the request; record the step."""
+        """Append the verified tokens (accepted + bonus) up to the first that ends the request;
+        record the step.
+        """
         kept = 0
         for token in proposed:
             self.tokens.append(token)
@@ -98,7 +102,9 @@ def causal_rows(slot: int, token_ids: Sequence[int], start: int) -> RowBatch:
 
 
 def verify_rows(running: Sequence[Running], trees: Sequence[DraftTree]) -> RowBatch:
-    """Root and draft nodes of every slot, padded to the widest; positions are committed length + depth."""
+    """Root and draft nodes of every slot, padded to the widest; positions are committed length +
+    depth.
+    """
     widths = tuple(1 + len(tree) for tree in trees)
     width = max(widths)
     token_ids = np.zeros((len(trees), width), dtype=np.int64)

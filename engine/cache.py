@@ -19,9 +19,10 @@ class CacheShape:
 
 
 class KVCache:
-    """``k`` and ``v`` are ``[layers, slots, kv_heads, capacity, head_dim]``. Rows ``0 .. lengths[slot]-1`` of
-    a slot are committed; rows after them are drafts, written by ``Model.forward`` and either kept or
-    overwritten. ``lengths`` is host data: no device synchronisation.
+    """``k`` and ``v`` are ``[layers, slots, kv_heads, capacity, head_dim]``. Rows ``0 ..
+    lengths[slot]-1`` of a slot are committed; rows after them are drafts, written by
+    ``Model.forward`` and either kept or overwritten. ``lengths`` is host data: no device
+    synchronisation.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class KVCache:
             )
 
     def keep(self, slot: int, draft_rows: Sequence[int]) -> None:
-        """Commit the draft rows named (indices after the committed length, ascending) and forget the rest."""
+        """Commit the draft rows named (indices after the committed length, ascending) and forget
+        the rest.
+        """
         start = self.lengths[slot]
         if any(row != index for index, row in enumerate(draft_rows)):
             gather_cache(self.k, self.v, slot, start, draft_rows)

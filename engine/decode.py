@@ -21,10 +21,11 @@ PREFILL_CHUNK = 512  # rows a forward; bounds the activation memory of long prom
 
 
 class DecodeLoop:
-    """Runs requests over ``cache.num_slots`` slots with continuous admission, first come, first served.
+    """Runs requests over ``cache.num_slots`` slots with continuous admission, first come, first
+    served.
 
-    ``max_nodes`` caps the drafted nodes of a request's step; ``max_depth`` a chain's length. Between steps the
-    cache holds every committed token but the newest (the root of the next draft).
+    ``max_nodes`` caps the drafted nodes of a request's step; ``max_depth`` a chain's length.
+    Between steps the cache holds every committed token but the newest (the root of the next draft).
     """
 
     def __init__(
@@ -120,7 +121,9 @@ class DecodeLoop:
         return trees
 
     def _budget(self, one: Running) -> int:
-        """Draft nodes worth having: the last token that may be emitted needs no draft, it is the bonus."""
+        """Draft nodes worth having: the last token that may be emitted needs no draft, it is the
+        bonus.
+        """
         left = one.remaining() - 1
         if self._chain or left <= 0:
             return min(self._max_nodes, left)
@@ -188,8 +191,8 @@ def _starts(widths: Sequence[int]) -> list[int]:
 def prefill(
     model: Model, cache: KVCache, slot: int, token_ids: Sequence[int], *, every_row: bool = False
 ) -> torch.Tensor:
-    """Run ``token_ids`` behind the committed rows of ``slot`` and commit them. Returns the last chunk's hidden rows
-    ``[W, H]``, or all of them ``[N, H]`` with ``every_row``.
+    """Run ``token_ids`` behind the committed rows of ``slot`` and commit them. Returns the last
+    chunk's hidden rows ``[W, H]``, or all of them ``[N, H]`` with ``every_row``.
     """
     chunks = []
     for begin in range(0, len(token_ids), PREFILL_CHUNK):

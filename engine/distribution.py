@@ -29,8 +29,9 @@ def distribution_gate(
     *,
     tokenizer: TextDecoder | None = None,
 ) -> tuple[ForcedVerdict, ...]:
-    """One verdict an output: ``distribution`` when the gate passes, else ``divergent``. The deviation is judged over
-    all outputs together; when it is too large every output that passed the support test is divergent.
+    """One verdict an output: ``distribution`` when the gate passes, else ``divergent``. The
+    deviation is judged over all outputs together; when it is too large every output that passed the
+    support test is divergent.
     """
     by_id = {request.request_id: request for request in requests}
     total = variance = 0.0

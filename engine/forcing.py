@@ -1,9 +1,10 @@
 """Token forcing: teacher-force an output through stock and judge every token (design.md 6).
 
-The forced pass runs prompt + output in chunks and compares each emitted token with stock's choice at that prefix,
-same processors, same noise. A mismatch is judged again by a one-token stock step; then it is a ``tie`` if the margin
-is within the measured noise between one-at-a-time and forced stock, or if the token sits within that noise of a
-top-k, top-p or min-p cut; else ``divergent``. Length and stop reason must be those of the stop rule.
+The forced pass runs prompt + output in chunks and compares each emitted token with stock's choice
+at that prefix, same processors, same noise. A mismatch is judged again by a one-token stock step;
+then it is a ``tie`` if the margin is within the measured noise between one-at-a-time and forced
+stock, or if the token sits within that noise of a top-k, top-p or min-p cut; else ``divergent``.
+Length and stop reason must be those of the stop rule.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class EmittedOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedVerdict:
-    """``position`` (output position), ``emitted``, ``expected``, ``margin`` describe the first divergence, else the
-    widest tie. ``margin`` is in units of the scores compared (logits, over T at T > 0).
+    """``position`` (output position), ``emitted``, ``expected``, ``margin`` describe the first
+    divergence, else the widest tie. ``margin`` is in units of the scores compared (logits, over T
+    at T > 0).
     """
 
     request_id: str
@@ -58,8 +60,9 @@ class ForcedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class NoiseEstimate:
-    """``noise``: 99.9th percentile of the margin's change between one-at-a-time and forced stock, in score units at
-    T = 1 (logits). ``num_ties``: positions of stock's own output that forced stock would choose otherwise.
+    """``noise``: 99.9th percentile of the margin's change between one-at-a-time and forced stock,
+    in score units at T = 1 (logits). ``num_ties``: positions of stock's own output that forced
+    stock would choose otherwise.
     """
 
     noise: float
@@ -77,7 +80,9 @@ class _Mismatch:
 def forced_scores(
     model: Model, request: Request, output: Sequence[int], cache: KVCache, slot: int
 ) -> list[tuple[int, float]]:
-    """(stock's choice, its margin over the runner-up) at every output position, from the forced pass."""
+    """(stock's choice, its margin over the runner-up) at every output position, from the forced
+    pass.
+    """
     tokens = [*request.prompt_ids, *output]
     hidden = prefill(model, cache, slot, tokens[:-1], every_row=True)
     rows = hidden[len(request.prompt_ids) - 1 :]
@@ -223,7 +228,9 @@ def _judge_mismatch(
     slot: int,
     margin_noise: float,
 ) -> float | None:
-    """None: the one-token stock step emits this token too. A number: a tie, with its margin. NaN: divergent."""
+    """None: the one-token stock step emits this token too. A number: a tie, with its margin. NaN:
+    divergent.
+    """
     logits, context = _stock_row(model, request, emitted, mismatch.position, cache, slot)
     eos = model.info.eos_token_ids
     values = scores(logits, [context], eos_ids=eos)[0]
@@ -242,7 +249,9 @@ def _judge_mismatch(
 def _judge_near_cut(
     row: torch.Tensor, context: RowContext, eos: Sequence[int], emitted: int, tolerance: float
 ) -> float:
-    """Whether the emitted token could have won had the tokens within ``tolerance`` of the cut fallen on its other side."""
+    """Whether the emitted token could have won had the tokens within ``tolerance`` of the cut
+    fallen on its other side.
+    """
     warm = tempered(row, context, eos)
     kept = cut(warm, context.sampling)
     inside = torch.isfinite(kept)
@@ -281,7 +290,9 @@ def check_stop(
 def measure_margin_noise(
     model: Model, requests: Sequence[Request], completions: Sequence[Completion]
 ) -> NoiseEstimate:
-    """Compare the margins stock saw one token at a time with those of the forced pass over its own output."""
+    """Compare the margins stock saw one token at a time with those of the forced pass over its own
+    output.
+    """
     by_id = {request.request_id: request for request in requests}
     differences: list[float] = []
     num_ties = 0
@@ -310,8 +321,8 @@ def measure_margin_noise(
 
 
 def is_suspect(num_ties: int, num_positions: int, stock_ties: int, stock_positions: int) -> bool:
-    """Whether a tie rate exceeds stock's own: binomial upper tail under (stock_ties + 1) / (stock_positions + 1)
-    below 0.001.
+    """Whether a tie rate exceeds stock's own: binomial upper tail under (stock_ties + 1) /
+    (stock_positions + 1) below 0.001.
     """
     if num_ties == 0:
         return False

@@ -1,7 +1,8 @@
 """What a worker is asked to measure, and what it answers: plain records, picklable, no tensors.
 
-One kind of job serves baseline, trial and confirmation: run the named configurations interleaved over the
-requests, and judge every output against stock. ``workers/measure.py`` carries it out, the tuner composes it.
+One kind of job serves baseline, trial and confirmation: run the named configurations interleaved
+over the requests, and judge every output against stock. ``workers/measure.py`` carries it out, the
+tuner composes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ STOCK = "stock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRef:
-    """Where a worker finds the target: a checkpoint folder, a GGUF file, or the embedded default's name."""
+    """Where a worker finds the target: a checkpoint folder, a GGUF file, or the embedded default's
+    name.
+    """
 
     path: str
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
@@ -39,10 +42,10 @@ class DraftInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureJob:
-    """``configs`` maps a name to a configuration; ``stock`` (drafter none) is always among them. Units (a prompt
-    at concurrency 1, else a group of requests run together) are timed in alternating order of the names.
-    ``references`` are stock's outputs where they are known already (request id -> token ids); a worker that
-    measures stock again checks it against them.
+    """``configs`` maps a name to a configuration; ``stock`` (drafter none) is always among them.
+    Units (a prompt at concurrency 1, else a group of requests run together) are timed in
+    alternating order of the names. ``references`` are stock's outputs where they are known already
+    (request id -> token ids); a worker that measures stock again checks it against them.
     """
 
     job_id: str

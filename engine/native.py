@@ -44,8 +44,8 @@ class _Session:
 class NativeEngine:
     """Runs any ``SpecConfig`` on one resident target.
 
-    Cache and drafter of the last few configurations are kept; a drafter's state is reset per request, so nothing
-    learned from one prompt reaches the next (cases.md B1).
+    Cache and drafter of the last few configurations are kept; a drafter's state is reset per
+    request, so nothing learned from one prompt reaches the next (cases.md B1).
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class NativeEngine:
         references: Mapping[str, tuple[int, ...]] | None = None,
         capture_margins: bool = False,
     ) -> Outcome:
-        """Decode ``requests``, at most ``concurrency`` together. ``references`` feeds the scripted drafter."""
+        """Decode ``requests``, at most ``concurrency`` together. ``references`` feeds the scripted
+        drafter.
+        """
         self._check(requests, concurrency)
         if capture_margins and config.drafter != "none":
             raise EngineInputError("margins are captured for stock only (drafter none)")

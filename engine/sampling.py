@@ -1,10 +1,11 @@
 """From logits to a token: penalties, temperature, cuts and the request's shared noise.
 
-Stock and speculation call the same functions on the same row with the same history, so what speculation gives
-is what it gives when off. At T > 0 the choice is argmax(log p + G) with counter-based Gumbel noise G keyed by
-(request seed, output position, token id): design.md section 6, algorithms.md A7. Order of the processors, as in
-vLLM: minimum tokens, repetition, frequency and presence penalties, temperature, min-p, top-k, top-p.
-Every row is processed on its own: its result does not depend on the rows beside it.
+Stock and speculation call the same functions on the same row with the same history, so what
+speculation gives is what it gives when off. At T > 0 the choice is argmax(log p + G) with
+counter-based Gumbel noise G keyed by (request seed, output position, token id): design.md section
+6, algorithms.md A7. Order of the processors, as in vLLM: minimum tokens, repetition, frequency and
+presence penalties, temperature, min-p, top-k, top-p. Every row is processed on its own: its result
+does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from draftsmith.kernels.noise import DRAFT, gumbel, uniform
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What precedes the token to be chosen: ``tokens`` (prompt + committed output) and then ``path``."""
+    """What precedes the token to be chosen: ``tokens`` (prompt + committed output) and then
+    ``path``.
+    """
 
     sampling: Sampling
     prompt_len: int
@@ -97,7 +100,9 @@ def penalised(
     eos_ids: Sequence[int],
     token_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Minimum tokens and penalties on one row of fp32 logits ``[V or Vd]``; a new tensor when anything changes."""
+    """Minimum tokens and penalties on one row of fp32 logits ``[V or Vd]``; a new tensor when
+    anything changes.
+    """
     s = context.sampling
     out = row
     if context.position < s.min_tokens:
@@ -125,8 +130,8 @@ def penalised(
 
 
 def cut(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """min-p, then top-k, then top-p (of what is left) on one row of tempered logits: -inf outside the support.
-    At equal logits the lower column stays.
+    """min-p, then top-k, then top-p (of what is left) on one row of tempered logits: -inf outside
+    the support. At equal logits the lower column stays.
     """
     if sampling.min_p == 0.0 and sampling.top_k == 0 and sampling.top_p == 1.0:
         return row
@@ -194,7 +199,9 @@ def scores(
     eos_ids: Sequence[int] = (),
     token_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``[N, V or Vd]`` values whose arg-max a row is the choice; columns stand for ``token_ids`` if given."""
+    """``[N, V or Vd]`` values whose arg-max a row is the choice; columns stand for ``token_ids`` if
+    given.
+    """
     if all(is_plain_greedy(context) for context in contexts):
         return logits
     rows = [
@@ -219,7 +226,9 @@ def probabilities(
     eos_ids: Sequence[int] = (),
     token_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Warped distributions ``[N, V or Vd]`` in float64 (one-hot at T = 0), the law that a row is drawn from."""
+    """Warped distributions ``[N, V or Vd]`` in float64 (one-hot at T = 0), the law that a row is
+    drawn from.
+    """
     rows = []
     for row, context in zip(logits, contexts, strict=True):
         z = tempered(row, context, eos_ids, token_ids)
@@ -233,7 +242,9 @@ def probabilities(
 
 
 def draw(weights: torch.Tensor, u: float) -> int:
-    """Index drawn from non-negative ``weights`` ``[V]`` (not normalised) by inverse distribution function at u."""
+    """Index drawn from non-negative ``weights`` ``[V]`` (not normalised) by inverse distribution
+    function at u.
+    """
     cumulative = weights.double().cumsum(-1)
     index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
     if index < weights.numel() and weights[index] > 0:
@@ -244,8 +255,8 @@ def draw(weights: torch.Tensor, u: float) -> int:
 def sample_draft(probs_row: torch.Tensor, context: RowContext) -> int:
     """Draw a draft token for rejection or block verification, on the draft noise stream.
 
-    Keyed by (position of the step's root, depth): a position that is drafted again in a later step gets fresh
-    noise, without which block verification would be biased.
+    Keyed by (position of the step's root, depth): a position that is drafted again in a later step
+    gets fresh noise, without which block verification would be biased.
     """
     u = uniform(context.sampling.seed, context.root_position, index=len(context.path), stream=DRAFT)
     return draw(probs_row, u)

@@ -1,7 +1,9 @@
-"""Stock: the target decoding one token a step, one request at a time, without the decode loop's machinery.
+"""Stock: the target decoding one token a step, one request at a time, without the decode loop's
+machinery.
 
-The oracle of the tests and the last judge of token forcing. It shares the model, the choice and the stop rule with
-the engine, and nothing else: a fault in batching, trees, cache gathering or commit cannot hide in it.
+The oracle of the tests and the last judge of token forcing. It shares the model, the choice and the
+stop rule with the engine, and nothing else: a fault in batching, trees, cache gathering or commit
+cannot hide in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""When a request ends: stop tokens, stop strings, length. One rule for stock, speculation and forcing."""
+"""When a request ends: stop tokens, stop strings, length. One rule for stock, speculation and
+forcing.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ class TextDecoder(Protocol):
 
 
 class StopRule:
-    """The stop condition of one request. A stop token is emitted and ends the output; a stop string ends it with
-    the token that completes the string. Neither counts before ``min_tokens`` tokens.
+    """The stop condition of one request. A stop token is emitted and ends the output; a stop string
+    ends it with the token that completes the string. Neither counts before ``min_tokens`` tokens.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class StopRule:
         self._decoder = decoder
 
     def check(self, output: Sequence[int]) -> StopReason | None:
-        """Reason to end after the last token of ``output``, judged as if no earlier token had ended it."""
+        """Reason to end after the last token of ``output``, judged as if no earlier token had ended
+        it.
+        """
         count = len(output)
         if count >= self._sampling.min_tokens:
             if output[-1] in self._stop_ids:

@@ -17,9 +17,10 @@ Verifier = Literal["coupled", "rejection", "block"]
 class Sampling:
     """How one request's tokens are chosen; the same with and without speculation.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. The penalties follow
-    vLLM: repetition over prompt and output, presence and frequency over the output only. Stop tokens and
-    the model's EOS end a request unless ``ignore_eos``; none of them can be emitted before ``min_tokens``.
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. The penalties
+    follow vLLM: repetition over prompt and output, presence and frequency over the output only.
+    Stop tokens and the model's EOS end a request unless ``ignore_eos``; none of them can be emitted
+    before ``min_tokens``.
     """
 
     temperature: float = 0.0
@@ -78,8 +79,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Counts of one verify step of one request. ``accepted`` is the matching prefix that was committed;
-    ``committed`` includes the bonus token and excludes what a stop condition cut off.
+    """Counts of one verify step of one request. ``accepted`` is the matching prefix that was
+    committed; ``committed`` includes the bonus token and excludes what a stop condition cut off.
     """
 
     drafted: int
@@ -104,11 +105,11 @@ class Completion:
 class RowBatch:
     """New rows for some cache slots: the only way that tokens enter the model.
 
-    Row ``i`` of slot ``b`` is written at cache row ``cache.lengths[slots[b]] + offset + i`` and attends to
-    the committed rows of its slot (``0 .. lengths-1``) and to the draft rows that ``visible`` names.
-    ``visible`` is ``[B, W, offset + W]`` bool over draft rows (itself included); None is a causal chain.
-    ``positions`` are logical: committed length + depth, never the flat index (cases.md B21).
-    Rows past ``widths[b]`` are padding and must have no effect on real rows.
+    Row ``i`` of slot ``b`` is written at cache row ``cache.lengths[slots[b]] + offset + i`` and
+    attends to the committed rows of its slot (``0 .. lengths-1``) and to the draft rows that
+    ``visible`` names. ``visible`` is ``[B, W, offset + W]`` bool over draft rows (itself included);
+    None is a causal chain. ``positions`` are logical: committed length + depth, never the flat
+    index (cases.md B21). Rows past ``widths[b]`` are padding and must have no effect on real rows.
     """
 
     slots: tuple[int, ...]
@@ -138,8 +139,9 @@ class HeadRows:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """What a drafter may see of one running request. ``tokens`` is prompt + output; its last element is
-    the root: committed, not yet in the cache. ``budget`` caps the drafted nodes of this step.
+    """What a drafter may see of one running request. ``tokens`` is prompt + output; its last
+    element is the root: committed, not yet in the cache. ``budget`` caps the drafted nodes of this
+    step.
     """
 
     slot: int
@@ -153,9 +155,10 @@ class SlotView:
 class Commit:
     """What verification decided for one slot, handed to ``Drafter.observe``.
 
-    ``path`` are accepted node indices of the drafted tree, root excluded, in order. ``tokens`` are the newly
-    committed tokens (accepted + bonus, after stop conditions). ``logits`` are the target's raw logits per
-    verified row (row 0 the root, row ``i + 1`` node ``i``), None unless ``Drafter.needs_logits``.
+    ``path`` are accepted node indices of the drafted tree, root excluded, in order. ``tokens`` are
+    the newly committed tokens (accepted + bonus, after stop conditions). ``logits`` are the
+    target's raw logits per verified row (row 0 the root, row ``i + 1`` node ``i``), None unless
+    ``Drafter.needs_logits``.
     """
 
     slot: int

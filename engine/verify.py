@@ -1,11 +1,13 @@
-"""Verification: which drafted path is committed, and the token that the target adds after it. Pure functions.
+"""Verification: which drafted path is committed, and the token that the target adds after it. Pure
+functions.
 
-coupled    the target's own choice (arg-max of logits + shared noise; at T = 0 the arg-max) is followed as long as
+coupled    the target's own choice (arg-max of logits + shared noise; at T = 0 the arg-max) is
+followed as long as
            it is a drafted child: exact whatever the tree (algorithms.md A1, A3, A7).
-rejection  token rejection sampling on a chain (A2; Leviathan et al. 2023).
-block      block verification on a chain (A5; Sun et al. 2024, arXiv 2403.10444).
-The last two need the distribution each token was sampled from (``DraftTree.probs``); a proposal without it is a
-point mass (q one-hot), which both rules verify exactly too.
+rejection  token rejection sampling on a chain (A2; Leviathan et al. 2023). block      block
+verification on a chain (A5; Sun et al. 2024, arXiv 2403.10444). The last two need the distribution
+each token was sampled from (``DraftTree.probs``); a proposal without it is a point mass (q
+one-hot), which both rules verify exactly too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from draftsmith.kernels.noise import ACCEPT, RESIDUAL, uniform
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``path``: accepted node indices from the root's child downwards; ``bonus``: the token after them."""
+    """``path``: accepted node indices from the root's child downwards; ``bonus``: the token after
+    them.
+    """
 
     path: tuple[int, ...]
     bonus: int
@@ -41,7 +45,9 @@ def verify(
     eos_ids: Sequence[int] = (),
     verifier: Verifier = "coupled",
 ) -> Verdict:
-    """Judge one tree. ``logits`` ``[1 + n, V]``: row 0 follows the root, row ``i + 1`` follows node ``i``."""
+    """Judge one tree. ``logits`` ``[1 + n, V]``: row 0 follows the root, row ``i + 1`` follows node
+    ``i``.
+    """
     if verifier == "coupled" or context.sampling.temperature == 0.0 or len(tree) == 0:
         if is_plain_greedy(context):
             return walk(logits.argmax(-1).tolist(), tree)
@@ -118,8 +124,8 @@ def _residual(p: torch.Tensor, q: torch.Tensor, scale: float = 1.0) -> torch.Ten
 def reject_tokens(
     p: torch.Tensor, q: torch.Tensor, drafts: Sequence[int], uniforms: Sequence[float]
 ) -> tuple[int, torch.Tensor]:
-    """Token rejection (A2). ``p`` ``[n + 1, V]``, ``q`` ``[n, V]``. Returns how many drafts are kept and the weights
-    that the next token is drawn from.
+    """Token rejection (A2). ``p`` ``[n + 1, V]``, ``q`` ``[n, V]``. Returns how many drafts are
+    kept and the weights that the next token is drawn from.
     """
     for i, (token, u) in enumerate(zip(drafts, uniforms, strict=True)):
         if u * float(q[i, token]) >= float(p[i, token]):
@@ -150,7 +156,9 @@ def block_acceptance(
 def verify_block(
     p: torch.Tensor, q: torch.Tensor, drafts: Sequence[int], uniforms: Sequence[float]
 ) -> tuple[int, torch.Tensor]:
-    """Block verification (A5): the *largest* i with u_i <= h_i is kept. Shapes as in ``reject_tokens``."""
+    """Block verification (A5): the *largest* i with u_i <= h_i is kept. Shapes as in
+    ``reject_tokens``.
+    """
     rho, h = block_acceptance(p, q, drafts)
     kept = 0
     for i in range(len(drafts), 0, -1):

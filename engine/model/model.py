@@ -48,8 +48,9 @@ class Model(Protocol):
         layers: Sequence[int] | None = None,
         capture: Sequence[int] = (),
     ) -> Hidden:
-        """Run ``rows`` through ``layers`` (None = all, ascending), writing their keys and values behind the
-        committed rows; lengths are not changed. ``capture`` names layers whose outputs are returned too.
+        """Run ``rows`` through ``layers`` (None = all, ascending), writing their keys and values
+        behind the committed rows; lengths are not changed. ``capture`` names layers whose outputs
+        are returned too.
         """
         ...
 

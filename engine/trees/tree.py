@@ -14,10 +14,10 @@ from draftsmith.engine.errors import EngineInputError
 class DraftTree:
     """Drafted nodes under the root (the last committed token, not part of the tree).
 
-    ``parents[i]`` is the index of node ``i``'s parent, -1 for a child of the root; parents come before
-    their children. Siblings carry distinct tokens, best first. ``probs`` (``[n, V]`` fp32) holds the
-    distribution each token was *sampled* from, after warping, for rejection and block verification; None
-    for deterministic proposals.
+    ``parents[i]`` is the index of node ``i``'s parent, -1 for a child of the root; parents come
+    before their children. Siblings carry distinct tokens, best first. ``probs`` (``[n, V]`` fp32)
+    holds the distribution each token was *sampled* from, after warping, for rejection and block
+    verification; None for deterministic proposals.
     """
 
     tokens: tuple[int, ...]
