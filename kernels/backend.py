@@ -1,7 +1,8 @@
-"""Which implementation of the CPU kernels runs: "cpp" where it can, "reference" (plain torch) elsewhere.
+"""Which implementation of the CPU kernels runs: "cpp" where it can, else "reference" (torch).
 
-Nothing is probed at import. The first kernel call decides, once a process; ``use_backend`` overrides the
-decision for a block of code. Only tensors on the CPU come here: other devices always run torch's own.
+Nothing is probed at import. The first kernel call decides, once a process; ``use_backend``
+overrides the decision for a block of code. Only tensors on the CPU come here: other devices run
+torch's own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _decision_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendInfo:
-    """What ``doctor`` shows. ``row_stable``: a row's bits do not depend on the rows computed with it."""
+    """What ``doctor`` shows. ``row_stable``: a row's bits do not depend on the rows beside it."""
 
     backend: Backend
     reason: str
@@ -64,8 +65,8 @@ def library() -> ctypes.CDLL | None:
 
 @contextmanager
 def use_backend(name: Backend) -> Iterator[None]:
-    """Force one implementation inside the block. ``"cpp"`` raises ``KernelEnvironmentError`` with the
-    reason where the C++ kernels cannot run.
+    """Force one implementation inside the block. ``"cpp"`` raises ``KernelEnvironmentError`` with
+    the reason where the C++ kernels cannot run.
     """
     if name not in ("cpp", "reference"):
         raise KernelInputError(f'unknown kernel backend {name!r}; use "cpp" or "reference"')
@@ -78,7 +79,7 @@ def use_backend(name: Backend) -> Iterator[None]:
 
 
 def describe() -> BackendInfo:
-    """Facts about the implementation in use now; builds the library if that has not been tried yet."""
+    """Facts about the implementation in use now; builds the library if that was not tried yet."""
     native = _native()
     forced = _forced.get()
     backend: Backend = "cpp" if native.library is not None else "reference"

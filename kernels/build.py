@@ -1,8 +1,9 @@
 """Builds the C++ kernels once and loads them.
 
-One shared library with a plain C interface, called through ctypes with data pointers: it includes no
-torch header, so it compiles in seconds, works with every torch version, and a call costs microseconds.
-The library is kept in a cache folder under a hash of sources, flags and compiler.
+One shared library with a plain C interface, called through ctypes with data pointers: it includes
+no torch header, so it compiles in seconds, works with every torch version, and a call costs
+microseconds. It is kept in a cache folder under a hash of sources, flags and compiler. It uses the
+OpenMP runtime that torch has loaded (same library name), with the thread count torch was given.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from draftsmith.kernels.errors import KernelEnvironmentError
 _FOLDER = Path(__file__).parent
 SOURCES = ("linear/cpu.cpp", "tree_attention/cpu.cpp", "noise/cpu.cpp")
 HEADERS = ("lanes.h",)
-# No contraction: the noise must round after each operation. Products fuse by intrinsics instead.
+# No contraction: the noise must round after each operation. Products fuse by intrinsics.
 FLAGS = (
-    "-std=c++17 -O3 -mavx2 -mfma -mf16c -fopenmp -ffp-contract=off -fvisibility=hidden -shared -fPIC"
-).split()
+    *("-std=c++17", "-O3", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-shared", "-fPIC"),
+    *("-ffp-contract=off", "-fno-trapping-math", "-fvisibility=hidden"),
+)
 COMPILE_SECONDS = 300
 
 _pointer, _int64, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -106,7 +108,8 @@ def build(compiler: str, path: Path) -> None:
                 os.replace(made, path)
     except OSError as error:
         raise KernelEnvironmentError(
-            f"cannot write the kernel library {path}: {error}; set DRAFTSMITH_CACHE to a writable folder"
+            f"cannot write the kernel library {path}: {error};"
+            " set DRAFTSMITH_CACHE to a writable folder"
         ) from error
 
 

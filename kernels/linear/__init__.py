@@ -3,14 +3,14 @@
 Formula: out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
 x [M, K] fp32, weight [N, K] fp32, bf16 or fp16, dense; bias [N] or None; out [M, N] in x's dtype.
 
-Why not torch: its bf16 product on the CPU without AMX or AVX-512 costs M times one row, and its fp32 product
-picks its blocking, hence its rounding, by M. ``cpu.cpp`` reads the weights once (N * K * element size
-bytes) for all rows, keeps x in fp32, and sums each (m, n) in one fixed order: row m's bits are the same
-alone, among 64 rows and on any number of threads.
+Why not torch: its bf16 product on a CPU without AMX or AVX-512 costs M times one row, and its fp32
+product picks its blocking, hence its rounding, by M. ``cpu.cpp`` reads the weights once for all
+rows (N * K * element size bytes), keeps x in fp32, and sums each (m, n) in one fixed order: row m's
+bits are the same alone, among 64 rows and on any number of threads.
 
-Tolerance: against the float64 product of the same numbers, |error| <= 2^-20 * sum_k |x * weight| for
-``cpu.cpp``; the reference also rounds x and the result to the weight's type.
-On other devices the reference runs.
+Tolerance: against the float64 product of the same numbers, |error| <= 2^-20 * sum_k |x * weight|
+for ``cpu.cpp``; the reference also rounds x and the result to the weight's type. On other devices
+the reference runs.
 """
 
 import torch
@@ -31,8 +31,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
             f"x has {depth} columns but weight has {weight_depth}; they must be equal"
         )
     if bias is not None and bias.shape != (num_outputs,):
+        raise KernelInputError(f"bias has shape {tuple(bias.shape)}; weight needs ({num_outputs},)")
+    if not weight.is_contiguous():
         raise KernelInputError(
-            f"bias has shape {tuple(bias.shape)}, a weight of {num_outputs} rows needs ({num_outputs},)"
+            f"weight has strides {weight.stride()}; it must be contiguous:"
+            " copying it would cost each call"
         )
     native = library() if x.device.type == weight.device.type == "cpu" else None
     code = _DTYPE_CODES.get(weight.dtype)
@@ -43,7 +46,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         return out
     if x.stride(1) != 1:
         x = x.contiguous()
-    weight = weight.contiguous()
     if bias is not None:
         bias = bias.to(torch.float32).contiguous()
     native.draftsmith_linear(

@@ -1,15 +1,17 @@
-"""Counter-based noise: the same number for the same (seed, position, token id) everywhere and in any order.
+"""Counter-based noise: the same number for the same (seed, position, token id), everywhere.
 
-Words: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011),
-counter (token_id >> 2, position, stream, 0), key (low, high half of the 64-bit seed); a token's word is
-number token_id & 3 of its block.
+Words: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3"
+(SC 2011), counter (token_id >> 2, position, stream, 0), key (low, high half of the 64-bit seed); a
+token's word is number token_id & 3 of its block.
 
-Gumbel: u = (word + 1/2) / 2^32, E = -ln(1 - u), G = -ln(E), so argmax(log p + G) samples p. Small u, the
-winning side, keeps all its digits down to 2^-33: a token of probability 1e-9 wins as often as it should. Both
-logarithms are one fixed sequence of single fp32 multiplies and adds, each rounded on its own (no
-library logarithm, no contraction), so the bits are the same on every platform; golden vectors hold them.
+Gumbel: u = (word + 1/2) / 2^32, E = -ln(1 - u), G = -ln(E), so argmax(log p + G) samples p. Small
+u, the winning side, keeps all its digits down to 2^-33: a token of probability 1e-9 wins as often
+as it should. Both logarithms are one fixed sequence of single fp32 multiplies and adds, each
+rounded on its own (no library logarithm, no contraction), so the bits are the same on every
+platform; golden vectors hold them.
 
-``cpu.cpp`` gives the reference's bits (tolerance: none) some ten times faster. Results are CPU tensors.
+Why C++: torch and numpy make some 100 passes over the row, ``cpu.cpp`` one; its bits are the
+reference's (tolerance: none). Results are CPU tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ TokenIds = int | range | torch.Tensor
 def philox_words(
     seed: int, position: int, token_ids: TokenIds, stream: int = NOISE
 ) -> torch.Tensor:
-    """Words of ``token_ids`` ([N] tensor or range; an int V stands for ``range(V)``) as ``[N]`` int64."""
+    """Words of ``token_ids`` (``[N]`` tensor or range; V means ``range(V)``): ``[N]`` int64."""
     _check(seed, position, stream)
     return torch.from_numpy(_words(seed, position, token_ids, stream).astype(np.int64))
 
@@ -77,8 +79,8 @@ def uniform(seed: int, position: int, index: int = 0, stream: int = ACCEPT) -> f
     _check(seed, position, stream)
     if not 0 <= index < 2**34:
         raise KernelInputError(f"index {index} is outside 0 .. 2^34 - 1")
-    block = philox_block((np.array([index >> 2], np.uint32), position, stream, 0), seed)
-    return (int(block[index & 3][0]) + 0.5) * 2.0**-32
+    block = philox_block((index >> 2, position, stream, 0), seed)
+    return (block[index & 3] + 0.5) * 2.0**-32
 
 
 def _words(
@@ -94,6 +96,7 @@ def _words(
 
 
 def _ids(token_ids: TokenIds) -> range | np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    ids: range | np.ndarray[tuple[int, ...], np.dtype[np.int64]]
     if isinstance(token_ids, torch.Tensor):
         ids = token_ids.to("cpu", torch.int64).numpy()
         if ids.ndim != 1:

@@ -12,6 +12,7 @@ constexpr int kBlocks = 16;  // counters a batch, so that the compiler vectorise
 // Words of counters first .. first + kBlocks: words[4 * i + w] is word w of counter first + i.
 inline void philox(uint32_t first, uint32_t position, uint32_t stream, uint64_t seed, uint32_t* words) {
     uint32_t x0[kBlocks], x1[kBlocks], x2[kBlocks], x3[kBlocks];
+#pragma omp simd
     for (int i = 0; i < kBlocks; ++i) {
         x0[i] = first + i;
         x1[i] = position;
@@ -20,6 +21,7 @@ inline void philox(uint32_t first, uint32_t position, uint32_t stream, uint64_t 
     }
     uint32_t low = static_cast<uint32_t>(seed), high = static_cast<uint32_t>(seed >> 32);
     for (int round = 0; round < 10; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u)
+#pragma omp simd
         for (int i = 0; i < kBlocks; ++i) {
             const uint64_t left = static_cast<uint64_t>(x0[i]) * 0xD2511F53u;
             const uint64_t right = static_cast<uint64_t>(x2[i]) * 0xCD9E8D57u;
@@ -72,7 +74,8 @@ inline float log_of(float f, int32_t exponent) {
 }
 
 inline float gumbel(uint32_t word) {
-    const double exact = static_cast<double>(word) + 0.5;
+    // The processor converts signed integers only; both steps are exact.
+    const double exact = static_cast<double>(static_cast<int32_t>(word ^ 0x80000000u)) + 2147483648.5;
     const float u = static_cast<float>(exact * 0x1p-32);
     const float rest = static_cast<float>((0x1p32 - exact) * 0x1p-32);
     const int32_t exponent = exponent_of(rest);
@@ -107,6 +110,7 @@ extern "C" __attribute__((visibility("default"))) void draftsmith_gumbel_rows(
         float noise[4 * kBlocks];
         for (int64_t id = begin; id < end; id += 4 * kBlocks) {
             philox(static_cast<uint32_t>(id >> 2), positions[row], stream, seeds[row], words);
+#pragma omp simd
             for (int i = 0; i < 4 * kBlocks; ++i) noise[i] = gumbel(words[i]);
             std::memcpy(out + row * vocab + id, noise,
                         std::min<int64_t>(4 * kBlocks, end - id) * sizeof(float));

@@ -1,6 +1,8 @@
-"""Numpy form of the counter-based noise: integers and single fp32 operations, identical on every platform."""
+"""Numpy form of the counter-based noise: integers and single fp32 operations."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,19 +10,19 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _MASK = 0xFFFFFFFF
 
-# (ln(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) <= 1 + f <= sqrt(2), lowest power first: our least-squares
-# fit at 200 Chebyshev points, relative error of ln under 4e-9. The values are exact in fp32.
+# (ln(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) <= 1 + f <= sqrt(2), lowest power first: our
+# least-squares fit at 200 Chebyshev points, relative error of ln under 4e-9. Exact in fp32.
 LOG_COEFFICIENTS = tuple(
     np.float32(float.fromhex(text))
     for text in (
-        "0x1.555554p-2 -0x1.fffff2p-3 0x1.999d52p-3 -0x1.555ee0p-3 0x1.23d676p-3"
-        " -0x1.fc595cp-4 0x1.ddab32p-4 -0x1.da0514p-4 0x1.24e582p-4"
-    ).split()
+        *("0x1.555554p-2", "-0x1.fffff2p-3", "0x1.999d52p-3", "-0x1.555ee0p-3", "0x1.23d676p-3"),
+        *("-0x1.fc595cp-4", "0x1.ddab32p-4", "-0x1.da0514p-4", "0x1.24e582p-4"),
+    )
 )
 _LN2_HIGH = np.float32(0.693359375)  # 9 bits: exact times any exponent
 _LN2_LOW = np.float32(-2.12194440e-4)
@@ -28,32 +30,41 @@ _SQRT_HALF_BITS = np.int32(0x3F3504F3)
 _TWO_TO_MINUS_32 = 2.0**-32
 
 
-def philox_block(counter: tuple[Words, int, int, int], seed: int) -> tuple[Words, ...]:
-    """Philox4x32-10: four words a counter. ``counter[0]`` is an array, the others are the same for all."""
-    first, *others = counter
-    x = [first.astype(np.uint64), *(np.full(first.shape, word, np.uint64) for word in others)]
+def philox_block(counter: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+    """Philox4x32-10: the four words of a counter, of plain ints or of uint64 arrays under 2^32."""
+    x = counter
     low_key, high_key = seed & _MASK, seed >> 32
-    mask = np.uint64(_MASK)
-    shift = np.uint64(32)
     for _ in range(_ROUNDS):
         left, right = x[0] * _MULTIPLIERS[0], x[2] * _MULTIPLIERS[1]
-        x = [
-            (right >> shift) ^ x[1] ^ np.uint64(low_key),
-            right & mask,
-            (left >> shift) ^ x[3] ^ np.uint64(high_key),
-            left & mask,
-        ]
+        x = (
+            (right >> 32) ^ x[1] ^ low_key,
+            right & _MASK,
+            (left >> 32) ^ x[3] ^ high_key,
+            left & _MASK,
+        )
         low_key, high_key = (low_key + _WEYL[0]) & _MASK, (high_key + _WEYL[1]) & _MASK
-    return tuple(word.astype(np.uint32) for word in x)
+    return x
 
 
 def philox_words_reference(
     seed: int, position: int, token_ids: npt.NDArray[np.int64], stream: int
 ) -> Words:
     """The word of each token: counter (id >> 2, position, stream, 0), word id & 3."""
-    blocks, inverse = np.unique(token_ids >> 2, return_inverse=True)
-    words = np.stack(philox_block((blocks.astype(np.uint32), position, stream, 0), seed), axis=1)
-    return words[inverse, token_ids & 3]
+    if not token_ids.size:
+        return np.empty(0, np.uint32)
+    first = int(token_ids.min()) >> 2
+    count = (int(token_ids.max()) >> 2) - first + 1
+    if count <= token_ids.size:  # dense ids, such as a whole vocabulary: each block once
+        blocks, index = np.arange(first, first + count), (token_ids >> 2) - first
+    else:
+        blocks, index = token_ids >> 2, np.arange(token_ids.size)
+    x = (
+        blocks.astype(np.uint64),
+        *(np.full(blocks.shape, w, np.uint64) for w in (position, stream, 0)),
+    )
+    words = np.stack(philox_block(x, seed), axis=1).astype(np.uint32)
+    result: Words = words[index, token_ids & 3]
+    return result
 
 
 def gumbel_of_words(words: Words) -> Floats:
@@ -64,7 +75,8 @@ def gumbel_of_words(words: Words) -> Floats:
     fraction, exponent = _split(rest)
     near_one = exponent == 0  # 1 - u keeps no low digits of u there: f = -u has them all
     exponential = -_log(np.where(near_one, -u, fraction), exponent)
-    return -_log(*_split(exponential))
+    noise: Floats = -_log(*_split(exponential))
+    return noise
 
 
 def _split(x: Floats) -> tuple[Floats, npt.NDArray[np.int32]]:
@@ -84,4 +96,5 @@ def _log(fraction: Floats, exponent: npt.NDArray[np.int32]) -> Floats:
     square = fraction * fraction
     tail = series * fraction * square + scale * _LN2_LOW
     tail = tail - np.float32(0.5) * square
-    return (fraction + tail) + scale * _LN2_HIGH
+    result: Floats = (fraction + tail) + scale * _LN2_HIGH
+    return result

@@ -1,20 +1,23 @@
-"""Attention of new rows over their slot's committed rows and the draft rows they see; row-stable on the CPU.
+"""Attention of new rows over their slot's committed rows and the draft rows they see, row-stable.
 
-q [B, W, Hq, D] fp32; k_cache and v_cache [S, Hkv, C, D] fp32, bf16 or fp16: one layer of the engine's cache,
-rows dense. Query row i of sequence b sees cache rows 0 .. lengths[b]-1 of slots[b] and the draft rows
-lengths[b] + j with visible[b, i, j] (None: j <= offset + i). Keys have logical positions: the row itself in
-the prefix, then lengths[b] + r for the r-th visible draft row. The query's own position is that of its
-last key; ``window`` keeps the last ``window`` positions, its own included. Rows i >= widths[b] are
-padding: no work, zeros out, and never seen by others. A row that sees nothing gives zeros.
+q [B, W, Hq, D] fp32; k_cache and v_cache [S, Hkv, C, D] fp32, bf16 or fp16: one layer of the
+engine's cache, rows dense. Query row i of sequence b sees cache rows 0 .. lengths[b]-1 of slots[b]
+and the draft rows lengths[b] + j with visible[b, i, j] (None: j <= offset + i). Keys have logical
+positions: their cache row in the prefix, then lengths[b] + r for the r-th visible draft row. The
+query's own position is that of its last key; ``window`` keeps the last ``window`` positions, its
+own included. Rows i >= widths[b] are padding: no work, zeros out, never seen by others. A row that
+sees nothing gives zeros.
 
-Formula: s = scale * (q . k); softcap: s = softcap * tanh(s / softcap); out = softmax(s) @ v, in fp32.
+Formula: s = scale * (q . k); softcap: s = softcap * tanh(s / softcap); out = softmax(s) @ v, in
+fp32.
 
-Why not torch: its attention needs a dense fp32 mask and a cast copy of the cache, and picks its blocking, hence
-its rounding, by shape. ``cpu.cpp`` reads only the visible rows, in the cache's type, once for up to 3
-heads, and reduces in logical order: a row's bits depend on neither W, B, threads, nor on which
-cache row holds an ancestor.
+Why not torch: its attention needs a dense mask and a cast copy of the cache, and picks its
+blocking, hence its rounding, by shape. ``cpu.cpp`` reads only the visible rows, in the cache's
+type, once for up to 3 heads, and reduces in logical order: a row's bits depend on neither W, B, nor
+threads, nor on which cache row holds an ancestor.
 
-Tolerance against the reference: 1e-5 absolute for inputs of unit scale. Other devices: the reference.
+Tolerance against the reference: 1e-5 absolute for inputs of unit scale. Other devices: the
+reference.
 """
 
 import ctypes
@@ -43,7 +46,7 @@ def tree_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """See the module's docstring. Raises ``KernelInputError`` where arguments do not fit each other."""
+    """See the module's docstring. ``KernelInputError`` where arguments do not fit each other."""
     _check_tensors(q, k_cache, v_cache, visible, offset)
     _check_rows(q, k_cache, slots, lengths, widths, offset)
     if window is not None and window < 1:
@@ -98,12 +101,12 @@ def _check_tensors(
     head_dim = k_cache.shape[3]
     if k_cache.stride()[2:] != (head_dim, 1):
         raise KernelInputError(
-            f"cache strides are {k_cache.stride()}; the rows of a head must be dense: ({head_dim}, 1)"
+            f"cache strides are {k_cache.stride()}; a head's rows must be dense: ({head_dim}, 1)"
         )
     if q.shape[3] != head_dim or q.shape[2] % k_cache.shape[1] != 0:
         raise KernelInputError(
-            f"q has {q.shape[2]} heads of {q.shape[3]}, the cache {k_cache.shape[1]} of {head_dim}: heads must"
-            " be a multiple and sizes equal"
+            f"q has {q.shape[2]} heads of {q.shape[3]}, the cache {k_cache.shape[1]} of {head_dim}:"
+            " heads must be a multiple and sizes equal"
         )
     wanted = (q.shape[0], q.shape[1], offset + q.shape[1])
     if visible is not None and (visible.dtype != torch.bool or tuple(visible.shape) != wanted):
@@ -124,7 +127,8 @@ def _check_rows(
     num_slots, capacity = k_cache.shape[0], k_cache.shape[2]
     if not len(slots) == len(lengths) == len(widths) == num_batch:
         raise KernelInputError(
-            f"{len(slots)} slots, {len(lengths)} lengths and {len(widths)} widths for a batch of {num_batch}"
+            f"{len(slots)} slots, {len(lengths)} lengths and {len(widths)} widths"
+            f" for a batch of {num_batch}"
         )
     if offset < 0:
         raise KernelInputError(f"offset is {offset}; it counts draft rows and cannot be negative")
@@ -135,7 +139,8 @@ def _check_rows(
             raise KernelInputError(f"width {width} is outside 0 .. {num_rows}")
         if length < 0 or length + offset + width > capacity:
             raise KernelInputError(
-                f"slot {slot}: {length} committed + {offset + width} draft rows exceed the capacity {capacity}"
+                f"slot {slot}: {length} committed and {offset + width} draft rows"
+                f" exceed the capacity of {capacity}"
             )
 
 

@@ -49,7 +49,7 @@ def _seen(
     width: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """``[w, length + offset + w]`` bool: which cache rows each query row sees, no window applied."""
+    """``[w, length + offset + w]`` bool: which cache rows each row sees, no window applied."""
     if visible is None:
         last = torch.arange(width, device=device)[:, None] + offset
         drafts = torch.arange(offset + width, device=device) <= last
