@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
 from draftsmith.engine.job import TargetRef
 from draftsmith.engine.types import Sampling
 from draftsmith.tuner.deployment import (
