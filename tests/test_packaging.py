@@ -1,0 +1,98 @@
+"""The import map: what a wheel holds, and that no bare package name leaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("cli", "engine", "kernels", "store", "tuner", "workers")
+DATA_SUFFIXES = (".cpp", ".h", ".jsonl", ".json", ".mako", ".ini", ".typed", ".sql", ".yaml")
+
+
+def settings() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def found_packages() -> set[str]:
+    inits = (path for name in FOLDERS for path in (ROOT / name).rglob("__init__.py"))
+    return {"draftsmith." + ".".join(path.parent.relative_to(ROOT).parts) for path in inits}
+
+
+def shipped_files() -> set[str]:
+    """Files that a wheel must hold, relative to the checkout."""
+    files = (path for name in FOLDERS for path in (ROOT / name).rglob("*") if path.is_file())
+    wanted = {path for path in files if path.suffix in (".py", *DATA_SUFFIXES)}
+    return {path.relative_to(ROOT).as_posix() for path in wanted if "__pycache__" not in path.parts}
+
+
+@pytest.fixture(scope="module")
+def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names inside a wheel. Built from a copy: setuptools leaves build/ behind in its source."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in (*shipped_files(), "pyproject.toml", "README.md", "LICENSE"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-P", "-m", "build", "--wheel", "--no-isolation"]
+    done = subprocess.run(
+        [*command, "--outdir", str(out), str(source)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [wheel] = out.glob("*.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_packages_list_names_every_package() -> None:
+    assert set(settings()["packages"]) == found_packages()
+
+
+def test_folders_with_code_are_packages() -> None:
+    code = {path.parent for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
+    missing = {str(folder.relative_to(ROOT)) for folder in code} - {
+        str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("__init__.py")
+    }
+    assert missing == set()
+
+
+def test_wheel_holds_every_module_and_data_file(wheel_files: set[str]) -> None:
+    assert {f"draftsmith/{name}" for name in shipped_files()} - wheel_files == set()
+
+
+def test_wheel_has_one_top_level_package_and_no_root_init(wheel_files: set[str]) -> None:
+    tops = {name.split("/")[0] for name in wheel_files}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"draftsmith"}
+    assert "draftsmith/__init__.py" not in wheel_files
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_bare_name_is_not_importable_from_the_checkout(name: str) -> None:
+    spec = importlib.util.find_spec(name)  # another distribution may own a name, such as `kernels`
+    assert spec is None or not str(spec.origin).startswith(str(ROOT))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_typing_link_points_at_its_folder(name: str) -> None:
+    link = ROOT / ".typing" / "draftsmith" / name
+    assert link.is_symlink() and not os.path.isabs(os.readlink(link))
+    assert link.resolve() == ROOT / name
+
+
+def test_console_script_answers() -> None:
+    script = Path(sys.executable).with_name("draftsmith")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("draftsmith ")
+
+
+def test_torch_is_pinned_without_a_build_tag() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all("==" in line and "+" not in line for line in pins)
+    assert sum(line.startswith("torch==") for line in pins) == 1
