@@ -80,7 +80,7 @@ def uniform(seed: int, position: int, index: int = 0, stream: int = ACCEPT) -> f
     if not 0 <= index < 2**34:
         raise KernelInputError(f"index {index} is outside 0 .. 2^34 - 1")
     block = philox_block((index >> 2, position, stream, 0), seed)
-    return (block[index & 3] + 0.5) * 2.0**-32
+    return (int(block[index & 3]) + 0.5) * 2.0**-32
 
 
 def _words(
