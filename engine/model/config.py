@@ -161,9 +161,7 @@ def _layers(hf: PretrainedConfig, rope_of_type: dict[str, int]) -> tuple[LayerCo
     )
 
 
-def _ropes(
-    hf: PretrainedConfig, head_dim: int
-) -> tuple[tuple[RopeConfig, ...], dict[str, int]]:
+def _ropes(hf: PretrainedConfig, head_dim: int) -> tuple[tuple[RopeConfig, ...], dict[str, int]]:
     """The rotary embeddings and, where they differ by layer type, which type uses which."""
     parameters = hf.rope_parameters
     nested = [key for key in ("full_attention", "sliding_attention") if key in parameters]

@@ -47,7 +47,9 @@ class Decoder:
         self._final_norm = RmsNorm(weights.final_norm, config.norm_eps)
         # transformers multiplies in the weights' dtype, which rounds the factor.
         scale = config.embedding_scale
-        self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
+        self._embedding_scale = (
+            None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
+        )
         self._info = ModelInfo(
             name=name or config.family,
             family=config.family,

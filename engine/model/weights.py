@@ -10,6 +10,9 @@ import torch
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.model.config import DecoderConfig
 
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
 TensorSource = Callable[[str], torch.Tensor]  # raises KeyError for a name that it lacks
 
 
@@ -79,8 +82,7 @@ class _Assembler:
     def decoder(self) -> DecoderWeights:
         config = self.config
         shape = (config.vocab_size, config.hidden_size)
-        embedding = self._matrix("model.embed_tokens.weight", shape)
-        head = embedding if config.tied_head else self._untied_head(shape)
+        embedding, head = self._tied(shape) if config.tied_head else self._untied(shape)
         return DecoderWeights(
             embedding=embedding,
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
@@ -88,15 +90,27 @@ class _Assembler:
             head=head,
         )
 
-    def _untied_head(self, shape: tuple[int, int]) -> torch.Tensor:
-        try:
-            return self._matrix("lm_head.weight", shape)
-        except KeyError:
+    def _tied(self, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One tensor for both, whichever name it is stored under. A checkpoint that holds two different
+        ones contradicts its tie: both are kept, as transformers does.
+        """
+        embedding, head = self._optional(_EMBEDDING, shape), self._optional(_HEAD, shape)
+        if embedding is None or head is None:
+            shared = head if embedding is None else embedding
+            if shared is None:
+                raise EngineInputError(f"the checkpoint has neither {_EMBEDDING} nor {_HEAD}")
+            return shared, shared
+        return embedding, embedding if torch.equal(embedding, head) else head
+
+    def _untied(self, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        head = self._optional(_HEAD, shape)
+        if head is None:
             raise EngineInputError(
-                "the checkpoint has no lm_head.weight and its config says tie_word_embeddings=false;"
+                f"the checkpoint has no {_HEAD} and its config says tie_word_embeddings=false;"
                 " a head cannot be invented: save the model with its head, or set"
                 " tie_word_embeddings=true if the head is the embedding"
-            ) from None
+            )
+        return self._copied(self._read(_EMBEDDING, shape)), head
 
     def _layer(self, index: int) -> LayerWeights:
         config = self.config
@@ -155,19 +169,30 @@ class _Assembler:
         weight = self._read(name, (width,)).to(device=self.device, dtype=torch.float32, copy=True)
         return weight + 1.0 if self.config.norm_offset else weight
 
-    def _matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        return self._read(name, shape).to(device=self.device, dtype=self.dtype).contiguous()
+    def _optional(self, name: str, shape: tuple[int, int]) -> torch.Tensor | None:
+        try:
+            tensor = self.source(name)
+        except KeyError:
+            return None
+        return self._copied(self._checked(name, tensor, shape))
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of its own memory: the source may be a view into a mapped file."""
+        return tensor.to(device=self.device, dtype=self.dtype, copy=True).contiguous()
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         try:
             tensor = self.source(name)
         except KeyError:
-            if name == "lm_head.weight":
-                raise
             raise EngineInputError(
                 f"the checkpoint lacks tensor {name}, which a {self.config.family} of"
-                f" {self.config.num_layers} layers needs; the file is incomplete or its config is another model's"
+                f" {self.config.num_layers} layers needs; the file is incomplete or its config is"
+                " another model's"
             ) from None
+        return self._checked(name, tensor, shape)
+
+    @staticmethod
+    def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         if tuple(tensor.shape) != shape:
             raise EngineInputError(
                 f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(shape)};"
