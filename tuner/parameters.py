@@ -89,7 +89,7 @@ def suggest(trial: Trial, family: str, facts: SpaceFacts) -> SpecConfig:
 
 
 def parameters_of(config: SpecConfig, facts: SpaceFacts) -> dict[str, Any]:
-    """The parameters whose ``suggest`` gives ``config``; NotExpressibleError when there are none."""
+    """The parameters whose ``suggest`` gives ``config``, or NotExpressibleError."""
     point = FixedPoint(config, facts)
     if suggest(point, config.drafter, facts) != normalise(config, facts):
         raise NotExpressibleError(f"{config} is outside the searched space")
@@ -157,7 +157,7 @@ def _tree(trial: Trial, family: str, facts: SpaceFacts) -> dict[str, Any]:
 
 
 def _layers(trial: Trial, facts: SpaceFacts) -> dict[str, Any]:
-    """A cut after ``exit_layer``, or a contiguous run of left-out layers that keeps first and last."""
+    """A cut after ``exit_layer``, or a contiguous run of left-out layers between first and last."""
     last = facts.num_layers - 1
     way = "exit"
     if facts.num_layers >= MIN_LAYERS_TO_SKIP:

@@ -1,4 +1,4 @@
-"""Starting points: configurations known to be good for each family, each with its written reason."""
+"""Starting points: known-good configurations of each family, each with its written reason."""
 
 from __future__ import annotations
 

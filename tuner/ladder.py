@@ -1,0 +1,136 @@
+"""Increasing fidelity: which prompts each rung adds, and which configuration climbs next.
+
+Rung 0 is a few prompts spread over the categories, rung 1 more, rung 2 all tuning prompts. Rungs
+add prompts to those of the rung below, and evidence is pooled, so nothing is measured twice.
+Promotion is asynchronous successive halving: one in ``ETA`` of those that finished a rung climbs,
+by the upper end of the interval; whoever cannot beat the best one's lower end, or stock, stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from draftsmith.engine.types import SpecConfig
+from draftsmith.tuner.evidence import Evidence
+from draftsmith.tuner.objective import Score
+from draftsmith.tuner.result import Interval
+from draftsmith.tuner.space import simplicity
+
+ETA = 3
+NEAR = 0.01  # within this share of the best speed the simpler configuration wins
+RUNG_PROMPTS = (4, 10)
+RUNG_UNITS = (2, 4)  # fewest timed units of a rung when requests run in groups
+
+
+@dataclass(slots=True)
+class Climber:
+    """One configuration on the ladder. ``rung`` is the highest finished one (-1: none), ``score``
+    is over everything measured so far, ``busy`` while a job of it is queued or running.
+    """
+
+    config: SpecConfig
+    rung: int = -1
+    evidence: Evidence = field(default_factory=Evidence)
+    score: Score | None = None
+    busy: bool = False
+    failed: str = ""  # why its measuring failed; it does not climb further
+    pinned: bool = False  # climbs whatever its score (the incumbent)
+
+    stopped: bool = False  # lost so clearly that its job ended early
+
+    @property
+    def interval(self) -> Interval | None:
+        """Its speed-up's interval; None unless feasible."""
+        if self.failed or self.score is None or not self.score.feasible:
+            return None
+        return self.score.interval
+
+    @property
+    def feasible(self) -> bool:
+        return self.interval is not None
+
+    @property
+    def ratio(self) -> float:
+        return self.interval.ratio if self.interval else 0.0
+
+    @property
+    def low(self) -> float:
+        return self.interval.low if self.interval else 0.0
+
+    @property
+    def high(self) -> float:
+        return self.interval.high if self.interval else 0.0
+
+
+def rung_slices(num_prompts: int, concurrency: int) -> tuple[range, ...]:
+    """The prompts that each rung adds, as ranges over the tuning prompts in their spread order."""
+    ends: list[int] = []
+    for prompts, units in zip(RUNG_PROMPTS, RUNG_UNITS, strict=True):
+        size = -(-max(prompts, units * concurrency) // concurrency) * concurrency
+        if size < num_prompts and size > (ends[-1] if ends else 0):
+            ends.append(size)
+    ends.append(num_prompts)
+    starts = [0, *ends[:-1]]
+    return tuple(range(start, end) for start, end in zip(starts, ends, strict=True))
+
+
+def next_to_climb(climbers: Iterable[Climber], num_rungs: int) -> Climber | None:
+    """Who is measured on its next rung now, or None. Higher rungs first: they end the search
+    sooner.
+    """
+    everyone = list(climbers)
+    for climber in everyone:
+        idle = climber.feasible and not climber.busy
+        if climber.pinned and idle and climber.rung + 1 < num_rungs:
+            return climber
+    best_low = max([climber.low for climber in everyone if climber.rung > 0], default=1.0)
+    for rung in range(num_rungs - 2, -1, -1):
+        finished = [c for c in everyone if not c.pinned and c.rung >= rung]
+        climbed = [c for c in finished if c.rung > rung or (c.rung == rung and c.busy)]
+        if len(climbed) >= len(finished) // ETA:
+            continue
+        waiting = [c for c in finished if c.rung == rung and _may_climb(c, best_low)]
+        if waiting:
+            return max(waiting, key=lambda c: c.high)
+    return None
+
+
+def last_to_climb(climbers: Iterable[Climber], num_rungs: int) -> Climber | None:
+    """Once nothing new is proposed: the fastest that has not reached the top, unless one that has
+    is faster already.
+    """
+    standing = [c for c in climbers if _may_climb(c, 1.0)]
+    below = [c for c in standing if c.rung + 1 < num_rungs]
+    if not below:
+        return None
+    best = max(below, key=lambda c: c.ratio)
+    top = max((c.ratio for c in standing if c.rung + 1 == num_rungs), default=0.0)
+    return best if best.ratio > top else None
+
+
+def ranking(climbers: Iterable[Climber]) -> list[Climber]:
+    """Feasible configurations that beat stock on the tuning prompts, best first: those that were
+    measured on more prompts come first, and within one per cent of the best the simplest one leads.
+    """
+    winners = [c for c in climbers if c.feasible and c.ratio > 1.0]
+    ordered: list[Climber] = []
+    for rung in sorted({c.rung for c in winners}, reverse=True):
+        ordered.extend(_by_speed([c for c in winners if c.rung == rung]))
+    return ordered
+
+
+def _by_speed(group: Sequence[Climber]) -> list[Climber]:
+    left = sorted(group, key=lambda c: -c.ratio)
+    ordered: list[Climber] = []
+    while left:
+        near = [c for c in left if c.ratio >= left[0].ratio * (1 - NEAR)]
+        chosen = min(near, key=lambda c: (simplicity(c.config), -c.ratio))
+        ordered.append(chosen)
+        left.remove(chosen)
+    return ordered
+
+
+def _may_climb(climber: Climber, best_low: float) -> bool:
+    idle = climber.feasible and not climber.busy and not climber.stopped
+    return idle and climber.high > max(1.0, best_low)
