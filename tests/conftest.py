@@ -19,11 +19,11 @@ os.environ.update(
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    """Folder or file of the embedded SmolLM2-135M-Instruct; skips where it is not installed."""
+    """Checkpoint folder of the embedded SmolLM2-135M-Instruct; skips where it is not installed."""
     from draftsmith.engine.errors import EngineEnvironmentError
-    from draftsmith.engine.model.embedded import embedded_checkpoint
+    from draftsmith.engine.model.embedded import embedded_folder
 
     try:
-        return Path(embedded_checkpoint())
+        return embedded_folder()
     except EngineEnvironmentError as error:
         pytest.skip(str(error))
