@@ -1,7 +1,8 @@
 """One spelling for each JSON value, so that equal configurations hash equal.
 
-Keys sorted, no spaces, floats rounded to 12 significant digits (0.1 + 0.2 and 0.3 are one value), integral
-floats written as integers (4.0 is 4), tuples written as lists. NaN and infinities are refused.
+Keys sorted, no spaces, floats rounded to 12 significant digits (0.1 + 0.2 and 0.3 are one value),
+integral floats written as integers (4.0 is 4), tuples written as lists. NaN and infinities are
+refused.
 """
 
 import hashlib
@@ -27,7 +28,9 @@ def fingerprint(value: Any) -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """``value`` as JSON types only (tuples become lists), numbers untouched; StoreInputError as above."""
+    """``value`` as JSON types only (tuples become lists), numbers untouched; StoreInputError as
+    above.
+    """
     _normal(value, "$")
     return json.loads(json.dumps(value))
 

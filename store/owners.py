@@ -23,8 +23,8 @@ def this_process() -> Owner:
 
 
 def is_gone(owner: Owner) -> bool:
-    """True when ``owner`` is of this host and its process has ended (or its pid has another process now).
-    False when alive, or on another host, where only expiry can tell.
+    """True when ``owner`` is of this host and its process has ended (or its pid has another process
+    now). False when alive, or on another host, where only expiry can tell.
     """
     if owner.host != socket.gethostname():
         return False

@@ -1,7 +1,7 @@
 """What goes into the store and comes out: frozen records of plain JSON-able values.
 
-Times are seconds since the epoch, UTC, from the repository's clock. ``id`` values are the database's keys.
-A field typed ``Json`` is a dict with string keys and finite numbers.
+Times are seconds since the epoch, UTC, from the repository's clock. ``id`` values are the
+database's keys. A field typed ``Json`` is a dict with string keys and finite numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class DeploymentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """``settings_fingerprint`` covers the settings and the seed, not the budget: more budget resumes."""
+    """``settings_fingerprint`` covers the settings and the seed, not the budget: more budget
+    resumes.
+    """
 
     id: int
     uuid: str
@@ -88,8 +90,9 @@ class NewTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """``number`` counts from 0 within the run without holes. ``score`` is higher-is-better (speed-up over
-    stock) and None unless state is done; ``feasible`` is the gate's word and None until finished.
+    """``number`` counts from 0 within the run without holes. ``score`` is higher-is-better
+    (speed-up over stock) and None unless state is done; ``feasible`` is the gate's word and None
+    until finished.
     """
 
     id: int
@@ -119,8 +122,8 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedTrial:
-    """Answer of ``add_trials`` for one NewTrial, in order. ``trial`` is the new one, or the one that it
-    repeats, or None when the run's trial budget is used up.
+    """Answer of ``add_trials`` for one NewTrial, in order. ``trial`` is the new one, or the one
+    that it repeats, or None when the run's trial budget is used up.
     """
 
     status: Literal["added", "repeat", "over_budget"]
@@ -129,7 +132,9 @@ class AddedTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTiming:
-    """One timed unit: fields as in the engine's UnitTiming. Order of measuring = order in the outcome."""
+    """One timed unit: fields as in the engine's UnitTiming. Order of measuring = order in the
+    outcome.
+    """
 
     config: str
     unit: int
@@ -165,8 +170,8 @@ class StoredOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """How a trial ended. A done outcome whose score is not a finite number is stored as failed, with the
-    score in its reason. ``feasible`` must be True for the trial ever to be ranked.
+    """How a trial ended. A done outcome whose score is not a finite number is stored as failed,
+    with the score in its reason. ``feasible`` must be True for the trial ever to be ranked.
     """
 
     state: FinalTrialState

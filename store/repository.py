@@ -1,8 +1,9 @@
 """The store's verbs, one transaction each.
 
-Reading verbs see the last committed state. Writing verbs take the database's write lock when they start, so
-two processes never interleave inside one verb. Any verb may raise StoreEnvironmentError (read-only, full,
-locked too long, unreachable); an unknown ``run_id`` or ``trial_id`` is StoreInputError.
+Reading verbs see the last committed state. Writing verbs take the database's write lock when they
+start, so two processes never interleave inside one verb. Any verb may raise StoreEnvironmentError
+(read-only, full, locked too long, unreachable); an unknown ``run_id`` or ``trial_id`` is
+StoreInputError.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from draftsmith.store import keepsakes, runs
+from draftsmith.store import trials as trials_
 from draftsmith.store.database import Database
+from draftsmith.store.models import Measurement, Output
 from draftsmith.store.records import (
     AddedTrial,
     Budget,
@@ -29,6 +33,7 @@ from draftsmith.store.records import (
     TrialRecord,
     TrialState,
 )
+from draftsmith.store.rows import output_record, timing_record, trial_record
 
 Clock = Callable[[], float]
 
@@ -51,13 +56,14 @@ class Repository:
         budget: Budget | None = None,
         resume: bool | str = True,
     ) -> RunRecord:
-        """The run to drive. ``resume`` True: the newest unfinished run (running, interrupted or failed) of
-        the same deployment, settings and seed, else a new one. False: a new one. A run's uuid: that run;
-        StoreInputError names the first deployment or settings keys that differ from what it was begun with.
-        A given ``budget`` replaces a resumed run's. Put the search space in ``settings``: a changed space
-        is then another run.
+        """The run to drive. ``resume`` True: the newest unfinished run (running, interrupted or
+        failed) of the same deployment, settings and seed, else a new one. False: a new one. A run's
+        uuid: that run; StoreInputError names the first deployment or settings keys that differ from
+        what it was begun with. A given ``budget`` replaces a resumed run's. Put the search space in
+        ``settings``: a changed space is then another run.
         """
-        raise NotImplementedError
+        with self._database.write("open a run") as session:
+            return runs.open_run(session, self._clock(), deployment, settings, seed, budget, resume)
 
     def runs(
         self,
@@ -68,56 +74,73 @@ class Repository:
         offset: int = 0,
     ) -> list[RunRecord]:
         """Runs, newest first."""
-        raise NotImplementedError
+        with self._database.read("list runs") as session:
+            return runs.list_runs(session, state, deployment_fingerprint, limit, offset)
 
     def run(self, run: int | str) -> RunRecord:
         """One run by id or uuid."""
-        raise NotImplementedError
+        with self._database.read(f"read run {run}") as session:
+            return runs.run_record(runs.find_run(session, run))
 
     def set_stage(self, run_id: int, stage: str) -> None:
         """Note where the driver is."""
-        raise NotImplementedError
+        with self._database.write(f"note the stage of run {run_id}") as session:
+            row = runs.find_run(session, run_id)
+            row.stage, row.updated_at = stage, self._clock()
 
     def finish_run(self, run_id: int, state: RunState, verdict: Json | None = None) -> RunRecord:
         """Set the state and the verdict, and give up the driver's claim."""
-        raise NotImplementedError
+        with self._database.write(f"finish run {run_id}") as session:
+            return runs.finish(session, self._clock(), run_id, state, verdict)
 
     def claim_run(self, run_id: int, owner: Owner, ttl_s: float) -> None:
-        """Take or renew the driver's lock (its heartbeat). RunBusyError while another driver holds it;
-        a claim that expired, or whose process on this host is gone, is taken over, and the trials leased
-        by that driver (lease owner ``owner.key`` or ``owner.key/...``) go back to the queue at once.
-        The state becomes running. ``this_process()`` of store/owners.py makes an Owner.
+        """Take or renew the driver's lock (its heartbeat). RunBusyError while another driver holds
+        it; a claim that expired, or whose process on this host is gone, is taken over, and the
+        trials leased by that driver (lease owner ``owner.key`` or ``owner.key/...``) go back to the
+        queue at once. The state becomes running. ``this_process()`` of store/owners.py makes an
+        Owner.
         """
-        raise NotImplementedError
+        with self._database.write(f"claim run {run_id}") as session:
+            runs.claim(session, self._clock(), run_id, owner, ttl_s)
 
     # trials
 
     def add_trials(self, run_id: int, trials: Sequence[NewTrial]) -> list[AddedTrial]:
-        """Queue configurations, in order; repeats and those over the run's trial budget are not added."""
-        raise NotImplementedError
+        """Queue configurations, in order; repeats and those over the run's trial budget are not
+        added.
+        """
+        with self._database.write(f"add trials to run {run_id}") as session:
+            row = runs.find_run(session, run_id)
+            return trials_.add(session, self._clock(), row, trials)
 
     def lease(
         self, run_id: int, owner: str, ttl_s: float, *, stage: str | None = None
     ) -> TrialRecord | None:
-        """Take the lowest-numbered trial that is queued or whose lease expired; None when there is none.
-        A trial that lost MAX_ATTEMPTS leases is failed ("lost 3 times") on the way, not handed out.
+        """Take the lowest-numbered trial that is queued or whose lease expired; None when there is
+        none. A trial that lost MAX_ATTEMPTS leases is failed ("lost 3 times") on the way, not
+        handed out.
         """
-        raise NotImplementedError
+        with self._database.write(f"lease a trial of run {run_id}") as session:
+            runs.find_run(session, run_id)
+            return trials_.lease(session, self._clock(), run_id, owner, ttl_s, stage)
 
     def renew(self, trial_id: int, owner: str, ttl_s: float) -> bool:
         """Extend the lease; False when ``owner`` no longer holds it (stop working on it)."""
-        raise NotImplementedError
+        with self._database.write(f"renew the lease of trial {trial_id}") as session:
+            return trials_.renew(session, self._clock(), trial_id, owner, ttl_s)
 
     def finish(self, trial_id: int, owner: str, outcome: TrialOutcome) -> bool:
-        """Store the outcome, timings and outputs, all or nothing. False, and nothing stored, when ``owner``
-        does not hold the lease any more: the late result is dropped. An expired lease that nobody else
-        took still counts as held.
+        """Store the outcome, timings and outputs, all or nothing. False, and nothing stored, when
+        ``owner`` does not hold the lease any more: the late result is dropped. An expired lease
+        that nobody else took still counts as held.
         """
-        raise NotImplementedError
+        with self._database.write(f"store the outcome of trial {trial_id}") as session:
+            return trials_.finish(session, self._clock(), trial_id, owner, outcome)
 
     def requeue(self, trial_id: int, owner: str) -> bool:
         """Give a leased trial back unmeasured (Ctrl-C); the attempt is not counted."""
-        raise NotImplementedError
+        with self._database.write(f"give trial {trial_id} back") as session:
+            return trials_.requeue(session, trial_id, owner)
 
     def trials(
         self,
@@ -130,48 +153,72 @@ class Repository:
         offset: int = 0,
     ) -> list[TrialRecord]:
         """Trials by number."""
-        raise NotImplementedError
+        with self._database.read(f"list the trials of run {run_id}") as session:
+            runs.find_run(session, run_id)
+            query = trials_.select_trials(run_id, states, stage, rung)
+            page = query.limit(limit).offset(offset)
+            return [trial_record(row) for row in session.scalars(page)]
 
     def counts(self, run_id: int) -> TrialCounts:
         """Budgeted trials by state."""
-        raise NotImplementedError
+        with self._database.read(f"count the trials of run {run_id}") as session:
+            runs.find_run(session, run_id)
+            return trials_.counts(session, run_id)
 
     def leaderboard(
         self, run_id: int, *, stage: str | None = None, rung: int | None = None, limit: int = 10
     ) -> list[TrialRecord]:
         """Done and feasible trials, best score first, lower number first among equals."""
-        raise NotImplementedError
+        with self._database.read(f"rank the trials of run {run_id}") as session:
+            runs.find_run(session, run_id)
+            query = trials_.ranked(trials_.select_trials(run_id, None, stage, rung))
+            return [trial_record(row) for row in session.scalars(query.limit(limit))]
 
     def timings(self, trial_id: int) -> tuple[StoredTiming, ...]:
         """Timed units in the order they were measured."""
-        raise NotImplementedError
+        with self._database.read(f"read the timings of trial {trial_id}") as session:
+            rows = trials_.children(session, Measurement, trial_id, Measurement.position)
+            return tuple(timing_record(row) for row in rows)
 
     def outputs(self, trial_id: int) -> tuple[StoredOutput, ...]:
         """Outputs with verdicts in the order of the outcome."""
-        raise NotImplementedError
+        with self._database.read(f"read the outputs of trial {trial_id}") as session:
+            rows = trials_.children(session, Output, trial_id, Output.ordinal)
+            return tuple(output_record(row) for row in rows)
 
     # what a run keeps
 
     def save_artifact(self, run_id: int, name: str, value: Any) -> None:
-        """Keep a JSON value under a name, replacing what was there (baseline, cost tables, held-out split)."""
-        raise NotImplementedError
+        """Keep a JSON value under a name, replacing what was there (baseline, cost tables, held-out
+        split).
+        """
+        with self._database.write(f"save {name!r} of run {run_id}") as session:
+            runs.find_run(session, run_id)
+            keepsakes.save_artifact(session, self._clock(), run_id, name, value)
 
     def load_artifact(self, run_id: int, name: str) -> Any:
         """The value, or None."""
-        raise NotImplementedError
+        with self._database.read(f"load {name!r} of run {run_id}") as session:
+            return keepsakes.load_artifact(session, run_id, name)
 
     def save_references(self, run_id: int, references: Iterable[StoredReference]) -> None:
         """Keep stock's outputs; a request saved before is replaced."""
-        raise NotImplementedError
+        with self._database.write(f"save the references of run {run_id}") as session:
+            runs.find_run(session, run_id)
+            keepsakes.save_references(session, run_id, references)
 
     def load_references(self, run_id: int) -> dict[str, StoredReference]:
         """Stock's outputs by request id, in the order they were first saved."""
-        raise NotImplementedError
+        with self._database.read(f"load the references of run {run_id}") as session:
+            return keepsakes.load_references(session, run_id)
 
     def add_bundle(self, run_id: int, bundle: BundleRecord) -> None:
         """Remember that a bundle was written."""
-        raise NotImplementedError
+        with self._database.write(f"note a bundle of run {run_id}") as session:
+            runs.find_run(session, run_id)
+            keepsakes.add_bundle(session, run_id, bundle)
 
     def bundles(self, run_id: int) -> list[BundleRecord]:
         """Bundles of the run, oldest first."""
-        raise NotImplementedError
+        with self._database.read(f"list the bundles of run {run_id}") as session:
+            return keepsakes.list_bundles(session, run_id)
