@@ -1,4 +1,6 @@
-"""What a run keeps besides trials: artifacts, references, bundles. Inside the caller's transaction."""
+"""What a run keeps besides trials: artifacts, references, bundles. Works inside the caller's
+transaction.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Base(DeclarativeBase):
 
 
 class WriteLock(Base):
-    """One row; writers of databases other than SQLite lock it first (SQLite has BEGIN IMMEDIATE)."""
+    """One row that writers lock first, except on SQLite (it has BEGIN IMMEDIATE)."""
 
     __tablename__ = "draftsmith_write_lock"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -32,7 +32,7 @@ def is_gone(owner: Owner) -> bool:
         process = psutil.Process(owner.pid)
         if abs(process.create_time() - owner.started) > _START_TOLERANCE_S:
             return True
-        return process.status() == psutil.STATUS_ZOMBIE
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied:

@@ -128,10 +128,10 @@ def finish(session: Session, now: float, trial_id: int, owner: str, outcome: Tri
         trial.score_low, trial.score_high = outcome.score_low, outcome.score_high
     trial.feasible = trial.state == "done" and outcome.feasible is True
     trial.summary = plain_json(outcome.summary)
-    _insert(
-        session, Measurement, [timing_row(trial_id, *item) for item in enumerate(outcome.timings)]
-    )
-    _insert(session, Output, [output_row(trial_id, *item) for item in enumerate(outcome.outputs)])
+    timings = [timing_row(trial_id, place, item) for place, item in enumerate(outcome.timings)]
+    outputs = [output_row(trial_id, place, item) for place, item in enumerate(outcome.outputs)]
+    _insert(session, Measurement, timings)
+    _insert(session, Output, outputs)
     return True
 
 
@@ -140,7 +140,7 @@ def select_trials(
     states: Iterable[TrialState] | None,
     stage: str | None,
     rung: int | None,
-) -> Select[tuple[Trial]]:
+) -> Select[Any]:
     """Trials of a run by number, filtered."""
     query = select(Trial).where(Trial.run_id == run_id).order_by(Trial.number)
     if states is not None:
@@ -152,7 +152,7 @@ def select_trials(
     return query
 
 
-def ranked(query: Select[tuple[Trial]]) -> Select[tuple[Trial]]:
+def ranked(query: Select[Any]) -> Select[Any]:
     """Of those only done and feasible ones, best score first: a lossy trial is never ranked."""
     good = query.where(Trial.state == "done", Trial.feasible.is_(True), Trial.score.is_not(None))
     return good.order_by(None).order_by(Trial.score.desc(), Trial.number)

@@ -51,7 +51,8 @@ def _upgrade(database: Database) -> None:
     if database.address.read_only:
         raise StoreEnvironmentError(
             f"store {database.address.shown}: its schema is {found or 'empty'}, this draftsmith "
-            f"needs {newest}, and it is opened read-only. Fix: open it once without mode=ro to migrate it"
+            f"needs {newest}, and it is opened read-only. Fix: open it once without mode=ro to "
+            "migrate it"
         )
     with database.connection(f"migrate its schema to {newest}") as connection:
         if database.engine.dialect.name == "postgresql":
@@ -61,7 +62,7 @@ def _upgrade(database: Database) -> None:
 
 
 def _run(connection: Connection, scripts: ScriptDirectory) -> None:
-    """All missing revisions inside the caller's transaction; none when another process was faster."""
+    """Missing revisions, inside the caller's transaction; none when another process was faster."""
     config = Config()
     with EnvironmentContext(
         config, scripts, fn=lambda revision, _context: scripts._upgrade_revs("head", revision)
@@ -81,8 +82,8 @@ def _refuse_newer(database: Database, scripts: ScriptDirectory, found: str | Non
     known = {revision.revision for revision in scripts.walk_revisions()}
     if found is not None and found not in known:
         raise StoreEnvironmentError(
-            f"store {database.address.shown}: its schema is version {found}, this draftsmith knows up "
-            f"to {max(known)}. Fix: upgrade draftsmith, or use another store"
+            f"store {database.address.shown}: its schema is version {found}, this draftsmith "
+            f"knows up to {max(known)}. Fix: upgrade draftsmith, or use another store"
         )
 
 
