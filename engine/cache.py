@@ -70,8 +70,8 @@ class KVCache:
         """Raise unless ``rows`` more rows fit behind the committed ones of ``slot``."""
         if self.lengths[slot] + rows > self.capacity:
             raise CapacityError(
-                f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows, {rows} more do not fit;"
-                " shorten the prompt, lower max_tokens or raise the cache capacity"
+                f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows, {rows} more do"
+                " not fit; shorten the prompt, lower max_tokens or raise the cache capacity"
             )
 
     def keep(self, slot: int, draft_rows: Sequence[int]) -> None:

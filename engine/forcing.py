@@ -196,7 +196,7 @@ def _verdict(
 def _stock_row(
     model: Model, request: Request, emitted: Sequence[int], at: int, cache: KVCache, slot: int
 ) -> tuple[torch.Tensor, RowContext]:
-    """Raw logits ``[1, V]`` of a one-token stock step at output position ``at``, and its context."""
+    """Raw logits ``[1, V]`` of a one-token stock step at output position ``at``; its context."""
     tokens = [*request.prompt_ids, *emitted[:at]]
     cache.crop(slot, min(len(tokens) - 1, cache.lengths[slot]))
     missing = tokens[cache.lengths[slot] : -1]

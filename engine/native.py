@@ -112,15 +112,15 @@ class NativeEngine:
             bad = [t for t in request.prompt_ids if not 0 <= t < info.vocab_size]
             if bad:
                 raise EngineInputError(
-                    f"request {request.request_id} has token id {bad[0]}, the target's vocabulary has"
-                    f" {info.vocab_size}; tokenise with the target's own tokenizer"
+                    f"request {request.request_id} has token id {bad[0]}, the target's vocabulary"
+                    f" has {info.vocab_size}; tokenise with the target's own tokenizer"
                 )
             total = len(request.prompt_ids) + request.sampling.max_tokens
             if total > info.max_positions:
                 raise EngineInputError(
                     f"request {request.request_id} needs {total} positions (prompt"
-                    f" {len(request.prompt_ids)} + max_tokens {request.sampling.max_tokens}), {info.name}"
-                    f" has {info.max_positions}; shorten the prompt or lower max_tokens"
+                    f" {len(request.prompt_ids)} + max_tokens {request.sampling.max_tokens}),"
+                    f" {info.name} has {info.max_positions}; shorten the prompt or lower max_tokens"
                 )
 
     def _session(

@@ -64,7 +64,7 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         raise EngineInputError("top_p is 0.0, which keeps no token; give a value above 0, up to 1")
     if any(not 0 <= token < vocab_size for token in sampling.stop_token_ids):
         raise EngineInputError(
-            f"stop_token_ids {list(sampling.stop_token_ids)} leave the vocabulary of {vocab_size} tokens"
+            f"stop_token_ids {list(sampling.stop_token_ids)} leave the vocabulary of {vocab_size}"
         )
     if any(not text for text in sampling.stop_strings):
         raise EngineInputError("a stop string is empty; it would end every request at once")

@@ -1,13 +1,12 @@
-"""Verification: which drafted path is committed, and the token that the target adds after it. Pure
-functions.
+"""Verification: which drafted path is committed, and the token the target adds after it. Pure.
 
-coupled    the target's own choice (arg-max of logits + shared noise; at T = 0 the arg-max) is
-followed as long as
-           it is a drafted child: exact whatever the tree (algorithms.md A1, A3, A7).
-rejection  token rejection sampling on a chain (A2; Leviathan et al. 2023). block      block
-verification on a chain (A5; Sun et al. 2024, arXiv 2403.10444). The last two need the distribution
-each token was sampled from (``DraftTree.probs``); a proposal without it is a point mass (q
-one-hot), which both rules verify exactly too.
+- coupled: the target's own choice (arg-max of logits + shared noise; at T = 0 the arg-max) is
+  followed as long as it is a drafted child; exact whatever the tree (algorithms.md A1, A3, A7).
+- rejection: token rejection sampling on a chain (A2; Leviathan et al. 2023).
+- block: block verification on a chain (A5; Sun et al. 2024, arXiv 2403.10444).
+
+The last two need the distribution each token was sampled from (``DraftTree.probs``); a proposal
+without it is a point mass (q one-hot), which both rules verify exactly too.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ def verify(
         return _walk_lazily(logits, tree, context, eos_ids)
     if not tree.is_chain:
         raise EngineInputError(
-            f"verifier {verifier} needs a chain, the draft is a tree of {len(tree)} nodes; use coupled"
+            f"verifier {verifier} needs a chain, the draft is a tree of {len(tree)} nodes;"
+            " use coupled"
         )
     contexts = [
         replace(context, path=(*context.path, *tree.tokens[:depth]))
