@@ -1,0 +1,1 @@
+"""What a tuning run leaves behind: runs, trials, evidence and bundles. Knows nothing of the engine."""

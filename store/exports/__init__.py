@@ -1,0 +1,1 @@
+"""One module an engine: how a bundle is written for it."""

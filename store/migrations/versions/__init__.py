@@ -1,0 +1,1 @@
+"""One module a revision, never edited after a release."""
