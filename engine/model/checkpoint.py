@@ -55,7 +55,8 @@ class SafetensorsCheckpoint:
                 self._handles[file] = stack.enter_context(safe_open(file, framework="pt"))
             except SafetensorError as error:
                 raise EngineInputError(
-                    f"{file} is not a readable safetensors file ({error}); copy or download it again"
+                    f"{file} is not a readable safetensors file ({error}); copy or download it"
+                    " again"
                 ) from error
 
     @property
@@ -83,8 +84,8 @@ class SafetensorsCheckpoint:
 
 
 class TensorsCheckpoint:
-    """Tensors that another reader holds already. ``read`` hands each out once, so that memory falls as the
-    model grows.
+    """Tensors that another reader holds already. ``read`` hands each out once, so that memory falls
+    as the model grows.
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -107,8 +108,9 @@ class TensorsCheckpoint:
 
 @contextmanager
 def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
-    """The weights in ``folder``: safetensors (sharded or not), else ``pytorch_model.bin`` by torch's restricted
-    reader. Raises EngineInputError when there are none, one is missing or one is corrupt.
+    """The weights in ``folder``: safetensors (sharded or not), else ``pytorch_model.bin`` by
+    torch's restricted reader. Raises EngineInputError when there are none, one is missing or one is
+    corrupt.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -124,7 +126,8 @@ def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
     files = _shards(index) if index.is_file() else sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise EngineInputError(
-            f"{folder} holds no weights; expected model.safetensors, model.safetensors.index.json with its shards,"
+            f"{folder} holds no weights; expected model.safetensors,"
+            " model.safetensors.index.json with its shards,"
             " or pytorch_model.bin"
         )
     tensors: dict[str, torch.Tensor] = {}
@@ -134,8 +137,8 @@ def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
 
 
 def fingerprint(config: Mapping[str, Any], checkpoint: Checkpoint) -> str:
-    """SHA-256 (hex) over the configuration and the stored tensors; a content sample of each tensor stands for
-    its bytes. Keys that a copy or another library version changes do not count.
+    """SHA-256 (hex) over the configuration and the stored tensors; a content sample of each tensor
+    stands for its bytes. Keys that a copy or another library version changes do not count.
     """
     kept = {k: v for k, v in config.items() if k not in ("transformers_version", "_name_or_path")}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode())
@@ -154,7 +157,8 @@ def _shards(index: Path) -> list[Path]:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise EngineInputError(
-            f"{index.parent} lacks {len(missing)} of {len(files)} weight shards, first {missing[0]};"
+            f"{index.parent} lacks {len(missing)} of {len(files)} weight shards, first"
+            f" {missing[0]};"
             " finish the download"
         )
     return files
@@ -198,7 +202,8 @@ def _load_bin(file: Path) -> dict[str, torch.Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise EngineInputError(
-            f"{file} cannot be read as plain tensors ({str(error).splitlines()[0]}); save the model as safetensors"
+            f"{file} cannot be read as plain tensors ({str(error).splitlines()[0]}); save the"
+            " model as safetensors"
         ) from error
     if not isinstance(state, dict) or not all(torch.is_tensor(item) for item in state.values()):
         raise EngineInputError(f"{file} is not a table of tensors; save the model as safetensors")

@@ -24,8 +24,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """One rotary embedding: ``inv_freq`` has half the rotated dimensions, in radians a position. ``scaling``
-    multiplies both cosine and sine (yarn).
+    """One rotary embedding: ``inv_freq`` has half the rotated dimensions, in radians a position.
+    ``scaling`` multiplies both cosine and sine (yarn).
     """
 
     inv_freq: tuple[float, ...]
@@ -38,8 +38,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """``window`` is the number of positions a row sees, itself included; None = all. ``rope`` indexes
-    ``DecoderConfig.ropes``; None = no rotation.
+    """``window`` is the number of positions a row sees, itself included; None = all. ``rope``
+    indexes ``DecoderConfig.ropes``; None = no rotation.
     """
 
     window: int | None = None
@@ -98,14 +98,15 @@ def decoder_families() -> tuple[str, ...]:
 def parse_config(hf: PretrainedConfig) -> DecoderConfig:
     """Read a transformers configuration of one of ``decoder_families()``.
 
-    Raises UnsupportedError for another model type or a feature of these that the decoder lacks. Semantics follow
-    transformers 5's ``modeling_<family>.py``.
+    Raises UnsupportedError for another model type or a feature of these that the decoder lacks.
+    Semantics follow transformers 5's ``modeling_<family>.py``.
     """
     family = str(hf.model_type)
     extras = _FAMILIES.get(family)
     if extras is None:
         raise UnsupportedError(
-            f"model type {family!r} is not one of the decoder's families ({', '.join(decoder_families())})"
+            f"model type {family!r} is not one of the decoder's families"
+            f" ({', '.join(decoder_families())})"
         )
     name = getattr(hf, "hidden_activation", None) or getattr(hf, "hidden_act", None)
     if name not in _ACTIVATIONS:
@@ -135,7 +136,8 @@ def parse_config(hf: PretrainedConfig) -> DecoderConfig:
     config = DecoderConfig(**fields)
     if config.num_heads % config.num_kv_heads:
         raise EngineInputError(
-            f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads evenly"
+            f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key/value"
+            " heads evenly"
         )
     return config
 

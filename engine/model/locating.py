@@ -27,12 +27,14 @@ def locate(name: str) -> Path:
         if _HUB_ID.fullmatch(name):
             return _download(name)
         raise EngineInputError(
-            f"no model at {name}: the path does not exist; give a checkpoint folder, a .gguf file, a Hugging Face"
+            f"no model at {name}: the path does not exist; give a checkpoint folder, a .gguf"
+            " file, a Hugging Face"
             f" id (owner/name) or {EMBEDDED_NAME}"
         )
     if path.is_file() and path.suffix.lower() != ".gguf":
         raise EngineInputError(
-            f"{path} is a file, and only .gguf files are read alone; give the folder that holds config.json"
+            f"{path} is a file, and only .gguf files are read alone; give the folder that"
+            " holds config.json"
         )
     if path.is_dir() and not any(path.iterdir()):
         raise EngineInputError(f"{path} is an empty folder; expected config.json and weights")
@@ -43,7 +45,8 @@ def resolve_device(name: str) -> torch.device:
     """``cpu``, ``cuda`` or ``cuda:N``. Raises EngineEnvironmentError when the device is absent."""
     if "," in name or name.startswith("tp"):
         raise UnsupportedError(
-            f"device {name!r} asks for tensor parallel, which draftsmith does not do; name one device"
+            f"device {name!r} asks for tensor parallel, which draftsmith does not do; name one"
+            " device"
         )
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if match is None:
@@ -54,7 +57,8 @@ def resolve_device(name: str) -> torch.device:
     present = torch.cuda.device_count()
     if index >= present:
         raise EngineEnvironmentError(
-            f"device {name} is not there: this machine shows torch {present} CUDA devices; use cpu or one of those"
+            f"device {name} is not there: this machine shows torch {present} CUDA devices; use"
+            " cpu or one of those"
         )
     return torch.device("cuda", index)
 
@@ -67,7 +71,8 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except LocalEntryNotFoundError as error:
         raise EngineEnvironmentError(
-            f"{name} is not a path here, and the Hugging Face hub cannot be reached; download the model elsewhere"
+            f"{name} is not a path here, and the Hugging Face hub cannot be reached; download"
+            " the model elsewhere"
             " and give its folder"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:

@@ -6,11 +6,13 @@ import torch
 
 
 class RmsNorm:
-    """``x * weight / sqrt(mean(x^2) + eps)`` over the last dimension, computed in fp32, returned in x's dtype.
+    """``x * weight / sqrt(mean(x^2) + eps)`` over the last dimension, computed in fp32, returned in
+    x's dtype.
 
-    Written as ``x / sqrt(|x|^2 + n * eps) * (weight * sqrt(n))``: on the CPU torch's vector norm is one fused
-    pass, where its rms_norm falls apart into several. Apart from that reduction, whose order depends only on the
-    row's length, every step is one exactly rounded operation, so a row's bits do not depend on its company.
+    Written as ``x / sqrt(|x|^2 + n * eps) * (weight * sqrt(n))``: on the CPU torch's vector norm is
+    one fused pass, where its rms_norm falls apart into several. Apart from that reduction, whose
+    order depends only on the row's length, every step is one exactly rounded operation, so a row's
+    bits do not depend on its company.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:

@@ -10,10 +10,12 @@ from draftsmith.engine.types import RowBatch
 
 
 class RowPlacement:
-    """Writes keys and values ``[B * W, Hkv, D]`` of one ``RowBatch`` behind the committed rows of its slots.
+    """Writes keys and values ``[B * W, Hkv, D]`` of one ``RowBatch`` behind the committed rows of
+    its slots.
 
-    Padding rows are skipped, so they need no capacity. A single slot is a strided copy; several slots are one
-    ``index_copy_`` over the flattened cache. Raises CapacityError before anything is written.
+    Padding rows are skipped, so they need no capacity. A single slot is a strided copy; several
+    slots are one ``index_copy_`` over the flattened cache. Raises CapacityError before anything is
+    written.
     """
 
     def __init__(self, rows: RowBatch, cache: KVCache) -> None:
@@ -46,8 +48,8 @@ class RowPlacement:
     def _flat_rows(
         self, rows: RowBatch, cache: KVCache
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rows of a layer's cache seen as ``[slots * Hkv * capacity, D]``, for every real row and head; and
-        which of the ``B * W`` rows are real (None = all).
+        """Rows of a layer's cache seen as ``[slots * Hkv * capacity, D]``, for every real row and
+        head; and which of the ``B * W`` rows are real (None = all).
         """
         num_heads, width = cache.k.shape[2], rows.token_ids.shape[1]
         kept = [b * width + i for b, real in enumerate(rows.widths) for i in range(real)]
@@ -73,7 +75,8 @@ def check_rows(rows: RowBatch, cache: KVCache) -> None:
         )
     if rows.positions.shape != rows.token_ids.shape:
         raise EngineInputError(
-            f"positions have shape {list(rows.positions.shape)}, tokens {list(rows.token_ids.shape)}"
+            f"positions have shape {list(rows.positions.shape)}, tokens"
+            f" {list(rows.token_ids.shape)}"
         )
     if num_slots > 1 and len(set(rows.slots)) != num_slots:
         raise EngineInputError(f"slots {rows.slots} repeat; a slot enters a forward once")

@@ -1,4 +1,6 @@
-"""Checkpoints that the engine refuses before it reads a weight, each by the name of what is missing."""
+"""Checkpoints that the engine refuses before it reads a weight, each by the name of what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,36 @@ from typing import Any
 
 from draftsmith.engine.errors import UnsupportedError
 
-# Model types whose layers (all or some) carry a state from token to token instead of keys and values.
+# Model types whose layers (all or some) carry a state from token to token instead of keys and
+# values.
 _RECURRENT_TYPES = frozenset(
-    ["bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "plamo2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"]
+    [
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "mamba",
+        "mamba2",
+        "minimax",
+        "nemotron_h",
+        "olmo_hybrid",
+        "plamo2",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+    ]
 )
 _RECURRENT_LAYERS = frozenset(
     {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"}
@@ -17,8 +46,8 @@ _RECURRENT_LAYERS = frozenset(
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError when ``config`` (a ``config.json``) asks for what no model class here does:
-    quantised weights, recurrent state, or an encoder.
+    """Raise UnsupportedError when ``config`` (a ``config.json``) asks for what no model class here
+    does: quantised weights, recurrent state, or an encoder.
     """
     family = config.get("model_type", "unknown")
     quantisation = config.get("quantization_config") or config.get("compression_config")
@@ -27,7 +56,8 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         if isinstance(quantisation, Mapping):
             method = _method_name(quantisation)
         raise UnsupportedError(
-            f"weights quantised by {method} are not supported; use the bf16, fp16 or fp32 checkpoint of the same"
+            f"weights quantised by {method} are not supported; use the bf16, fp16 or fp32"
+            " checkpoint of the same"
             " model, or a GGUF file (dequantised on load)"
         )
     layer_types = config.get("layer_types") or config.get("layers_block_type") or ()
@@ -35,7 +65,8 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     if family in _RECURRENT_TYPES or recurrent or "ssm_cfg" in config:
         which = f" (layer type {recurrent[0]})" if recurrent else ""
         raise UnsupportedError(
-            f"model type {family}{which} needs recurrent state, which draftsmith's cache does not hold"
+            f"model type {family}{which} needs recurrent state, which draftsmith's cache does"
+            " not hold"
         )
     if config.get("is_encoder_decoder"):
         raise UnsupportedError(

@@ -12,8 +12,9 @@ from draftsmith.engine.model.config import RopeConfig
 class RotaryTables:
     """For each rope ``cos`` and ``sin`` of shape ``[positions, 1, rotary_dim]``, fp32.
 
-    The sine of the first half is negated, so that a rotation is ``x * cos + swap(x) * sin`` with ``swap``
-    exchanging the halves: the same products as transformers' ``rotate_half``, with fewer operations.
+    The sine of the first half is negated, so that a rotation is ``x * cos + swap(x) * sin`` with
+    ``swap`` exchanging the halves: the same products as transformers' ``rotate_half``, with fewer
+    operations.
     """
 
     def __init__(self, ropes: Sequence[RopeConfig], device: torch.device) -> None:
@@ -25,7 +26,9 @@ class RotaryTables:
     def gather(
         self, positions: torch.Tensor, limit: int
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows for ``positions`` ``[N]``, all under ``limit`` (host-side, so that no device is asked)."""
+        """Rows for ``positions`` ``[N]``, all under ``limit`` (host-side, so that no device is
+        asked).
+        """
         if limit > self._rows:
             self._build(limit)
         return [
@@ -50,7 +53,9 @@ class RotaryTables:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first ``rotary_dim`` dimensions of ``x`` ``[N, heads, D]`` (any remainder passes through)."""
+    """Rotate the first ``rotary_dim`` dimensions of ``x`` ``[N, heads, D]`` (any remainder passes
+    through).
+    """
     dim = cos.shape[-1]
     if dim == x.shape[-1]:
         return _rotate_all(x, cos, sin)
@@ -59,5 +64,5 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 def _rotate_all(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     rows, heads, dim = x.shape
-    swapped = x.unflatten(-1, (2, dim // 2)).flip(-2).view(rows, heads, dim)
+    swapped = x.view(rows, heads, 2, dim // 2).flip(-2).view(rows, heads, dim)
     return torch.mul(x, cos).add_(swapped.mul_(sin))

@@ -63,9 +63,9 @@ def assemble(
 ) -> DecoderWeights:
     """Read every tensor of ``config`` from ``source`` once, converting to ``dtype`` on ``device``.
 
-    Projections that the forward fuses are copied part by part into their final tensor, so the peak is the weights
-    plus one part. Raises EngineInputError for a missing tensor, a wrong shape, or an untied checkpoint without
-    ``lm_head`` (cases.md B46).
+    Projections that the forward fuses are copied part by part into their final tensor, so the peak
+    is the weights plus one part. Raises EngineInputError for a missing tensor, a wrong shape, or an
+    untied checkpoint without ``lm_head`` (cases.md B46).
     """
     return _Assembler(config, source, dtype, device).decoder()
 
@@ -91,8 +91,8 @@ class _Assembler:
         )
 
     def _tied(self, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One tensor for both, whichever name it is stored under. A checkpoint that holds two different
-        ones contradicts its tie: both are kept, as transformers does.
+        """One tensor for both, whichever name it is stored under. A checkpoint that holds two
+        different ones contradicts its tie: both are kept, as transformers does.
         """
         embedding, head = self._optional(_EMBEDDING, shape), self._optional(_HEAD, shape)
         if embedding is None or head is None:

@@ -1,7 +1,7 @@
 """Tiny random models for tests: as transformers models, as our decoders, and saved as folders.
 
-Weights are drawn wide enough (standard deviation 0.3) for logits that differ clearly from token to token, and
-depend on nothing but the arguments.
+Weights are drawn wide enough (standard deviation 0.3) for logits that differ clearly from token to
+token, and depend on nothing but the arguments.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def tiny_decoder(
     dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> Decoder:
-    """A random ``Decoder`` in memory. ``overrides`` are fields of the family's transformers configuration."""
+    """A random ``Decoder`` in memory. ``overrides`` are fields of the family's transformers
+    configuration.
+    """
     config = tiny_config(
         family, num_layers=num_layers, vocab_size=vocab_size, hidden=hidden, **overrides
     )
@@ -122,8 +124,9 @@ def tiny_decoder(
 
 
 def tiny_tokenizer(vocab_size: int = 64) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer without merges: ids 0 and 1 are ``<s>`` and ``</s>``, then as many printable bytes
-    as fit. Text made of lower-case ASCII, digits and blanks round-trips from 64 ids on.
+    """A byte-level tokenizer without merges: ids 0 and 1 are ``<s>`` and ``</s>``, then as many
+    printable bytes as fit. Text made of lower-case ASCII, digits and blanks round-trips from 64 ids
+    on.
     """
     first = "abcdefghijklmnopqrstuvwxyz ,.0123456789\n?!'-:()ABCDEFGHIJ"
     ordered = [_byte_symbol(ord(char)) for char in first]
@@ -160,7 +163,9 @@ def save_tiny(
     shard_size: str | None = None,
     **overrides: Any,
 ) -> Path:
-    """Write the model of ``tiny_decoder(seed, ...)`` with a working tokenizer as a checkpoint folder."""
+    """Write the model of ``tiny_decoder(seed, ...)`` with a working tokenizer as a checkpoint
+    folder.
+    """
     config = tiny_config(
         family, num_layers=num_layers, vocab_size=vocab_size, hidden=hidden, **overrides
     )

@@ -1,0 +1,54 @@
+"""Short ways to push token rows through a model in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftsmith.engine.cache import KVCache
+from draftsmith.engine.model.model import Model
+from draftsmith.engine.trees.tree import DraftTree
+from draftsmith.engine.types import RowBatch
+
+
+def chain_rows(cache: KVCache, slot: int, token_ids: Sequence[int]) -> RowBatch:
+    """``token_ids`` as the next rows of one slot, in a row."""
+    start = cache.lengths[slot]
+    return RowBatch(
+        slots=(slot,),
+        token_ids=torch.tensor([list(token_ids)]),
+        positions=torch.arange(start, start + len(token_ids))[None],
+        widths=(len(token_ids),),
+    )
+
+
+def tree_rows(cache: KVCache, slot: int, root: int, tree: DraftTree) -> RowBatch:
+    """The root and the nodes of ``tree`` as one verify step of one slot."""
+    start = cache.lengths[slot]
+    return RowBatch(
+        slots=(slot,),
+        token_ids=torch.tensor([[root, *tree.tokens]]),
+        positions=torch.tensor([[start, *(start + depth for depth in tree.depths())]]),
+        widths=(1 + len(tree),),
+        visible=torch.from_numpy(tree.ancestors())[None],
+    )
+
+
+def logits_of(model: Model, rows: RowBatch, cache: KVCache) -> torch.Tensor:
+    """``[B, W, V]`` logits of ``rows``; nothing is committed."""
+    hidden = model.forward(rows, cache).last
+    return model.head(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+
+
+def commit_chain(model: Model, cache: KVCache, slot: int, token_ids: Sequence[int]) -> torch.Tensor:
+    """Run ``token_ids`` as the next rows and keep them all. Returns their logits ``[n, V]``."""
+    logits = logits_of(model, chain_rows(cache, slot, token_ids), cache)[0]
+    cache.keep(slot, range(len(token_ids)))
+    return logits
+
+
+def plain_logits(model: Model, token_ids: Sequence[int]) -> torch.Tensor:
+    """Logits ``[n, V]`` of a whole sequence in a cache of its own."""
+    cache = model.new_cache(num_slots=1, capacity=len(token_ids))
+    return commit_chain(model, cache, cache.allocate(), token_ids)
