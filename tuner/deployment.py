@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from draftsmith.engine.job import TargetRef
 from draftsmith.engine.types import Sampling
+from draftsmith.engine.workload import workload_path
 from draftsmith.tuner.identity import checkpoint_identity, file_sha256
 
 FAMILIES = ("ngram", "suffix", "recycle", "early_exit", "draft_model")
@@ -84,7 +84,7 @@ class Deployment:
             "draft_model": self.draft_model and checkpoint_identity(self.draft_model),
             "regime": json.loads(json.dumps(asdict(self.regime))),
             "workload": {
-                "sha256": file_sha256(Path(self.workload.path)),
+                "sha256": file_sha256(workload_path(self.workload.path)),
                 "limit": self.workload.limit,
                 "heldout_fraction": self.workload.heldout_fraction,
                 "max_prompt_tokens": self.workload.max_prompt_tokens,

@@ -23,10 +23,11 @@ CANCEL_GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job that ended, with the trial that it measured."""
+    """A job that ended, with the trial that it measured and the seconds it took the driver."""
 
     trial: TrialRecord
     result: MeasureResult
+    seconds: float = 0.0
 
 
 class Dispatcher:
@@ -48,6 +49,7 @@ class Dispatcher:
         self._clock = clock
         self._on_beat = on_beat
         self._running: dict[str, TrialRecord] = {}
+        self._started: dict[str, float] = {}
         self._last_beat = clock()
 
     @property
@@ -65,6 +67,7 @@ class Dispatcher:
 
     def start(self, trial: TrialRecord, job: MeasureJob) -> None:
         self._running[job.job_id] = trial
+        self._started[job.job_id] = self._clock()
         self._executor.submit(job)
 
     def wait(self, timeout_s: float) -> Finished | None:
@@ -76,7 +79,8 @@ class Dispatcher:
             self._beat()
             trial = self._running.pop(result.job_id, None) if result else None
             if result is not None and trial is not None:
-                return Finished(trial, result)
+                seconds = self._clock() - self._started.pop(result.job_id)
+                return Finished(trial, result, seconds)
             if result is None and self._clock() >= deadline:
                 return None
         return None

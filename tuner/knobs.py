@@ -11,12 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from draftsmith.engine.types import SpecConfig
+from draftsmith.engine.types import SpecConfig, TreeShape
 
 Kind = Literal["choice", "int", "float", "ints", "text"]
 
-RANKING = ("recycle", "early_exit", "draft_model")  # drafters that rank: trees beyond a chain
 WITH_HEAD = ("early_exit", "draft_model")
+TREES_OF: dict[str, tuple[TreeShape, ...]] = {  # shapes that each drafter draws; others: chains
+    "suffix": ("chain", "dynamic"),
+    "recycle": ("chain", "static"),
+    "early_exit": ("chain", "static", "dynamic"),
+    "draft_model": ("chain", "static", "dynamic"),
+}
+STATIC = tuple(name for name, shapes in TREES_OF.items() if "static" in shapes)
+DYNAMIC = tuple(name for name, shapes in TREES_OF.items() if "dynamic" in shapes)
 SEARCHED = ("ngram", "suffix", "recycle", "early_exit", "draft_model")
 DRAFTERS = ("none", *SEARCHED, "scripted")
 TREES = ("chain", "static", "dynamic")
@@ -70,7 +77,7 @@ KNOBS: dict[str, Knob] = {
             name="tree",
             kind="choice",
             choices=TREES,
-            drafters=RANKING,
+            drafters=tuple(TREES_OF),
             help="shape of the draft: chain, static (fixed template) or dynamic (best first)",
         ),
         Knob(
@@ -79,7 +86,7 @@ KNOBS: dict[str, Knob] = {
             low=1,
             high=16,
             unit="children",
-            drafters=RANKING,
+            drafters=STATIC,
             trees=("static",),
             help="children per node by depth; empty lets the dynamic programme choose",
         ),
@@ -89,7 +96,7 @@ KNOBS: dict[str, Knob] = {
             low=2,
             high=256,
             unit="nodes",
-            drafters=RANKING,
+            drafters=tuple(TREES_OF),
             trees=("static", "dynamic"),
             unless="branching",
             help="draft nodes of a tree, root excluded",
@@ -100,7 +107,7 @@ KNOBS: dict[str, Knob] = {
             low=1,
             high=16,
             unit="children",
-            drafters=RANKING,
+            drafters=DYNAMIC,
             trees=("dynamic",),
             help="children ranked per node",
         ),
@@ -165,7 +172,7 @@ KNOBS: dict[str, Knob] = {
         Knob(
             name="spec_factor",
             kind="float",
-            low=0,
+            low=0.01,
             high=16,
             unit="tokens per matched token",
             drafters=("suffix",),
@@ -262,7 +269,7 @@ def is_read(knob: Knob, config: SpecConfig) -> bool:
     """Whether ``config``'s drafter and tree read the knob."""
     if config.drafter not in knob.drafters:
         return False
-    tree = config.tree if config.drafter in RANKING else "chain"
+    tree = config.tree if config.drafter in TREES_OF else "chain"
     if tree not in knob.trees:
         return False
     if knob.unless == "branching":

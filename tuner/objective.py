@@ -6,7 +6,6 @@ outputs, with its paired bootstrap interval stratified by category.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,8 +65,9 @@ def ratio_interval(
     return Interval(
         ratio=finite(result.ratio, "speed-up"),
         low=finite(result.low, "lower end of the speed-up"),
-        high=finite(result.high, "upper end of the speed-up"),
+        high=result.high,
         num_prompts=sum(len(pair.request_ids) for pair in pairs),
+        geometric_mean=result.geometric_mean_by_category,
     )
 
 
@@ -81,16 +81,6 @@ def decode_only(pair: Pair) -> tuple[float, float]:
         max(1e-6, pair.stock_s - pair.stock_prefill_s),
         max(1e-6, pair.config_s - pair.config_prefill_s),
     )
-
-
-def geometric_mean(pairs: tuple[Pair, ...]) -> float | None:
-    """Geometric mean over categories of the ratio of summed seconds: the secondary figure."""
-    categories = sorted({pair.category for pair in pairs})
-    logs = []
-    for category in categories:
-        own = [pair for pair in pairs if pair.category == category]
-        logs.append(math.log(sum(p.stock_s for p in own) / sum(p.config_s for p in own)))
-    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def _infeasible(evidence: Evidence, objective: Objective) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -93,13 +94,26 @@ def to_outcome(
         reason=score.reason or ("stopped early: slower than stock" if stopped_early else ""),
         score=interval.ratio if interval else 0.0,
         score_low=interval.low if interval else None,
-        score_high=interval.high if interval else None,
+        score_high=interval.high if interval and math.isfinite(interval.high) else None,
         feasible=score.feasible and not stopped_early,
         summary=_summary(result),
         timings=tuple(StoredTiming(**asdict(timing)) for timing in result.timings),
         outputs=tuple(
             StoredOutput(**asdict(output)) for output in result.outputs if output.config != STOCK
         ),
+    )
+
+
+def baseline_outcome(result: MeasureResult) -> TrialOutcome:
+    """What the store keeps of a baseline job: stock's times and outputs, speed-up 1 by definition."""
+    return TrialOutcome(
+        state="done",
+        score=1.0,
+        feasible=True,
+        summary=_summary(result)
+        | {"margin_noise": result.margin_noise, "stock_tie_rate": result.stock_tie_rate},
+        timings=tuple(StoredTiming(**asdict(timing)) for timing in result.timings),
+        outputs=tuple(StoredOutput(**asdict(output)) for output in result.outputs),
     )
 
 

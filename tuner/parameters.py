@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from draftsmith.engine.types import SpecConfig
-from draftsmith.tuner.knobs import KNOBS, RANKING, SpaceFacts
+from draftsmith.tuner.knobs import KNOBS, TREES_OF, SpaceFacts, high_limit
 from draftsmith.tuner.space import normalise
 
 WHOLE_VOCAB_FLOOR = 1024  # smallest trim searched for an ordinary vocabulary
@@ -60,9 +60,9 @@ def suggest(trial: Trial, family: str, facts: SpaceFacts) -> SpecConfig:
         values["match_max"] = trial.suggest_int("ngram.match_max", 1, 8)
         values["match_min"] = min(trial.suggest_int("ngram.match_min", 1, 4), values["match_max"])
     elif family == "suffix":
-        values["block_size"] = trial.suggest_int("suffix.block_size", 1, 64, log=True)
-        values["match_max"] = trial.suggest_int("suffix.match_max", 4, 64, log=True)
-        values["match_min"] = min(trial.suggest_int("suffix.match_min", 1, 8), values["match_max"])
+        depth = trial.suggest_int("suffix.match_max", 4, 64, log=True)
+        values["match_max"] = depth
+        values["match_min"] = min(trial.suggest_int("suffix.match_min", 1, 8), depth - 1)
         values["spec_factor"] = _on_grid(
             trial.suggest_float("suffix.spec_factor", 0.5, 4.0, step=0.25)
         )
@@ -83,7 +83,7 @@ def suggest(trial: Trial, family: str, facts: SpaceFacts) -> SpecConfig:
         values["stop_threshold"] = _on_grid(
             trial.suggest_float(f"{family}.stop_threshold", 0.0, 0.9, step=0.05)
         )
-    if family in RANKING:
+    if family in TREES_OF:
         values.update(_tree(trial, family, facts))
     return normalise(SpecConfig(**values), facts)
 
@@ -143,10 +143,12 @@ class FixedPoint:
 
 
 def _tree(trial: Trial, family: str, facts: SpaceFacts) -> dict[str, Any]:
-    tree = trial.suggest_categorical(f"{family}.tree", ("chain", "static", "dynamic"))
+    tree = trial.suggest_categorical(f"{family}.tree", TREES_OF[family])
+    block = KNOBS["block_size"]
+    longest = int(high_limit(block, family, facts))
     values: dict[str, Any] = {
         "tree": tree,
-        "block_size": trial.suggest_int(f"{family}.block_size", 1, 16),
+        "block_size": trial.suggest_int(f"{family}.block_size", 1, longest, log=longest > 16),
     }
     if tree != "chain":
         most = max(8, MAX_SEARCHED_NODES // facts.concurrency)

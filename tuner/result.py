@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -10,12 +11,16 @@ Verdict = Literal["winner", "off", "inconclusive", "incumbent stays"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A ratio of speeds (stock's seconds over the configuration's) with its 95 % interval."""
+    """A ratio of speeds (stock's seconds over the configuration's) with its 95 % interval; ``high``
+    is infinite when a single unit was timed. ``geometric_mean`` is over categories, the secondary
+    figure.
+    """
 
     ratio: float
     low: float
     high: float
     num_prompts: int
+    geometric_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,6 @@ class TuneResult:
     tokens_per_s: float | None = None
     ratio: Interval | None = None  # end to end
     decode_ratio: Interval | None = None
-    geometric_mean: float | None = None  # over categories, end to end
     tokens_per_step: float | None = None
     acceptance_by_position: tuple[float, ...] = ()
     lossless: Lossless = field(default_factory=lambda: Lossless(verdict="not measured"))
@@ -85,5 +89,16 @@ class TuneResult:
     next_command: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+        """Plain JSON values; an infinite end of an interval is null."""
+        plain: dict[str, Any] = _finite(asdict(self))
+        return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -17,8 +17,8 @@ from draftsmith.tuner.errors import TunerInputError, near_match
 from draftsmith.tuner.knobs import (
     DRAFTERS,
     KNOBS,
-    RANKING,
     TREES,
+    TREES_OF,
     Knob,
     SpaceFacts,
     high_limit,
@@ -53,7 +53,7 @@ def simplicity(config: SpecConfig) -> tuple[int, int]:
     """Order of simplicity, simplest first: off, chain, static, dynamic; then fewer nodes."""
     if config.drafter == "none":
         return (0, 0)
-    tree = config.tree if config.drafter in RANKING else "chain"
+    tree = config.tree if config.drafter in TREES_OF else "chain"
     if tree == "chain":
         return (1, config.block_size)
     return (_ORDER[tree], config.tree_budget)
@@ -153,14 +153,20 @@ def _number(knob: Knob, value: Any, high: float) -> int | float:
 
 def _check_together(config: SpecConfig) -> None:
     drafter = config.drafter
-    if config.tree != "chain" and drafter not in RANKING:
+    shapes = TREES_OF.get(drafter, ("chain",))
+    if config.tree not in shapes:
         raise TunerInputError(
-            f"tree is {config.tree!r} but drafter {drafter!r} proposes chains only: "
-            f"use tree 'chain', or one of {', '.join(RANKING)}"
+            f"tree is {config.tree!r} but drafter {drafter!r} draws {' or '.join(shapes)} only"
         )
-    if drafter in ("ngram", "suffix") and config.match_min > config.match_max:
+    if config.tree != "chain" and config.verifier != "coupled":
         raise TunerInputError(
-            f"match_min {config.match_min} is more than match_max {config.match_max}: "
+            f"verifier {config.verifier!r} needs a chain but tree is {config.tree!r}: "
+            "use tree 'chain' or verifier 'coupled'"
+        )
+    room = 1 if drafter == "suffix" else 0  # a suffix and its draft share the depth
+    if drafter in ("ngram", "suffix") and config.match_min + room > config.match_max:
+        raise TunerInputError(
+            f"match_min {config.match_min} leaves no room under match_max {config.match_max}: "
             "lower the first or raise the second"
         )
     if drafter == "early_exit" and config.exit_layer is None and not config.skip_layers:

@@ -1,0 +1,54 @@
+"""What planning needs to know of a checkpoint, read from its configuration alone: no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.model.config import decoder_families
+from draftsmith.engine.model.gguf_file import quiet_transformers
+from draftsmith.engine.model.locating import locate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """``layer_subsets``: the engine's own decoder runs it, so layers can be left out while
+    drafting.
+    """
+
+    source_path: Path
+    family: str
+    num_layers: int
+    vocab_size: int
+    layer_subsets: bool
+
+
+def read_facts(name: str) -> ModelFacts:
+    """Facts of the model that ``name`` means (as ``load_target`` takes it). Raises EngineInputError
+    when there is no readable configuration, and whatever ``locate`` raises.
+    """
+    path = locate(name)
+    try:
+        with quiet_transformers():
+            if path.is_file():
+                config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+            else:
+                config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise EngineInputError(
+            f"{path} has no configuration that can be read ({reason}); give the folder that holds"
+            " config.json, the tokenizer and the weights"
+        ) from error
+    text = config.get_text_config()
+    family = str(text.model_type)
+    return ModelFacts(
+        source_path=path,
+        family=family,
+        num_layers=int(text.num_hidden_layers),
+        vocab_size=int(text.vocab_size),
+        layer_subsets=family in decoder_families(),
+    )

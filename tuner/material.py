@@ -1,0 +1,176 @@
+"""What a run works on: the prompts in their two parts, the tokenizer, the facts of the models.
+
+Nothing here loads weights; the workers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+from typing import Any
+
+from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.model.facts import ModelFacts, read_facts
+from draftsmith.engine.model.loading import load_tokenizer
+from draftsmith.engine.prompts import (
+    draft_vocab_ranking,
+    request_id,
+    requests_for_turn,
+)
+from draftsmith.engine.types import Request
+from draftsmith.engine.workload import Workload, limit, read_workload, split
+from draftsmith.engine.workload_formats import WorkloadRow
+from draftsmith.tuner.deployment import Deployment
+from draftsmith.tuner.errors import TunerInputError
+from draftsmith.tuner.knobs import SpaceFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One row of the workload: a single prompt, or the turns of a conversation."""
+
+    row_id: str
+    category: str
+    num_turns: int
+    row: WorkloadRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """``tuning`` and ``heldout`` are spread: any prefix holds every category about equally."""
+
+    deployment: Deployment
+    facts: SpaceFacts
+    tokenizer: Any
+    tuning: tuple[Prompt, ...]
+    heldout: tuple[Prompt, ...]
+    num_duplicates: int
+    num_too_long: int
+    num_own_sampling: int
+
+    def request(
+        self, prompt: Prompt, turn: int, outputs: Mapping[str, tuple[int, ...]]
+    ) -> Request | None:
+        """The request of one turn (from 0); a later one follows ``outputs``, stock's answers by
+        request id. None when an earlier turn has no answer or the prompt grew too long.
+        """
+        earlier = [request_id(prompt.row_id, t) for t in range(1, turn + 1)]
+        previous = {key: self._text(outputs[key]) for key in earlier if key in outputs}
+        made = requests_for_turn(
+            [prompt.row],
+            turn + 1,
+            previous,
+            self.tokenizer,
+            self.deployment.regime.sampling,
+            max_prompt_tokens=self.deployment.workload.max_prompt_tokens,
+        )
+        return made.requests[0] if made.requests else None
+
+    def ranking(
+        self, requests: Sequence[Request], outputs: Mapping[str, tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """Token ids by frequency over the tuning prompts and stock's answers to them; answers count
+        first of all, since those are what a draft head predicts.
+        """
+        answers = [outputs[r.request_id] for r in requests if r.request_id in outputs]
+        prompts = [r.prompt_ids for r in requests]
+        ranked = dict.fromkeys(draft_vocab_ranking(answers, self.facts.vocab_size))
+        ranked.update(dict.fromkeys(draft_vocab_ranking(prompts, self.facts.vocab_size)))
+        return tuple(ranked)
+
+    def _text(self, token_ids: tuple[int, ...]) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def load_material(deployment: Deployment) -> Material:
+    """Read workload, tokenizer and configurations. Raises EngineInputError for what cannot be read,
+    and TunerInputError when the prompts are too few or the draft model has another vocabulary.
+    """
+    workload = read_workload(deployment.workload.path)
+    target = read_facts(deployment.target.path)
+    facts = _space_facts(deployment, target)
+    tokenizer = _tokenizer(target, workload)
+    if deployment.draft_model is not None:
+        check_draft_model(deployment.draft_model, target, tokenizer)
+    if deployment.workload.limit is not None:
+        workload = replace(workload, rows=limit(workload.rows, deployment.workload.limit))
+    first = requests_for_turn(
+        workload.rows,
+        1,
+        {},
+        tokenizer,
+        deployment.regime.sampling,
+        max_prompt_tokens=deployment.workload.max_prompt_tokens,
+    )
+    usable = {request.request_id for request in first.requests}
+    workload = replace(workload, rows=tuple(r for r in workload.rows if r.row_id in usable))
+    if len(workload.rows) < 2:
+        raise TunerInputError(
+            f"workload {deployment.workload.path!r} has {len(workload.rows)} prompts of at most "
+            f"{deployment.workload.max_prompt_tokens} tokens, {len(first.too_long)} are longer: at "
+            "least 2 are needed; raise workload.max_prompt_tokens or add prompts"
+        )
+    parts = split(workload, heldout_fraction=deployment.workload.heldout_fraction)
+    return Material(
+        deployment=deployment,
+        facts=facts,
+        tokenizer=tokenizer,
+        tuning=_spread(parts.tuning),
+        heldout=_spread(parts.heldout),
+        num_duplicates=workload.num_duplicates,
+        num_too_long=len(first.too_long),
+        num_own_sampling=workload.num_own_sampling,
+    )
+
+
+def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
+    """Refuse a draft model whose token ids mean something else: its drafts could never be compared."""
+    draft = read_facts(path)
+    if draft.vocab_size != target.vocab_size:
+        raise TunerInputError(
+            f"draft model {path!r} has {draft.vocab_size} token ids, the target has "
+            f"{target.vocab_size}: a draft model needs the target's vocabulary; choose one of the same family"
+        )
+    if tokenizer is None:
+        return
+    if load_tokenizer(draft.source_path).get_vocab() != tokenizer.get_vocab():
+        raise TunerInputError(
+            f"draft model {path!r} has as many token ids as the target but other tokens: a draft "
+            "model needs the target's vocabulary; choose one of the same family"
+        )
+
+
+def _space_facts(deployment: Deployment, target: ModelFacts) -> SpaceFacts:
+    return SpaceFacts(
+        num_layers=target.num_layers,
+        vocab_size=target.vocab_size,
+        families=deployment.drafters,
+        layer_subsets=target.layer_subsets,
+        draft_model=deployment.draft_model,
+        concurrency=deployment.regime.concurrency,
+        temperature=deployment.regime.sampling.temperature,
+    )
+
+
+def _tokenizer(target: ModelFacts, workload: Workload) -> Any:
+    """None only when every row is token ids already."""
+    try:
+        return load_tokenizer(target.source_path)
+    except EngineInputError:
+        if all(row.prompt_ids for row in workload.rows):
+            return None
+        raise
+
+
+def _spread(rows: Sequence[WorkloadRow]) -> tuple[Prompt, ...]:
+    """Categories in turn, within each by the hash of the content."""
+    groups: dict[str, list[WorkloadRow]] = {}
+    for row in sorted(rows, key=lambda row: row.digest):
+        groups.setdefault(row.category, []).append(row)
+    layers = zip_longest(*(groups[name] for name in sorted(groups)))
+    return tuple(
+        Prompt(row_id=row.row_id, category=row.category, num_turns=row.num_turns, row=row)
+        for row in chain.from_iterable(layers)
+        if row is not None
+    )
