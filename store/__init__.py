@@ -1,1 +1,1 @@
-"""What a tuning run leaves behind: runs, trials, evidence and bundles. Knows nothing of the engine."""
+"""What a tuning run leaves behind: runs, trials, evidence, bundles. Knows nothing of the engine."""

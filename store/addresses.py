@@ -102,8 +102,7 @@ def make_parent(address: Address) -> None:
 
 
 def _masked(text: str) -> str:
+    """Whatever stands before an @ may hold a password."""
     head, at, tail = text.rpartition("@")
-    if not at:
-        return text
-    scheme, sep, login = head.partition("://")
-    return f"{scheme}{sep}{login.partition(':')[0]}:***@{tail}"
+    scheme, colon, _ = head.partition("://")
+    return f"{scheme}{colon}***@{tail}" if at and colon else f"{at and '***@'}{tail}"

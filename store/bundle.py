@@ -88,8 +88,8 @@ def write_bundle(
 
 
 def read_bundle(folder: str | Path) -> Bundle:
-    """Read and check a bundle. StoreInputError when it was changed, cut short, has missing, extra or
-    linked files, or was written by a newer draftsmith. Compare ``record.checksum`` with the store's
+    """Read and check a bundle. StoreInputError when it was changed, cut short, has missing, extra
+    or linked files, or was written by a newer draftsmith. Compare ``record.checksum`` with the store's
     to know that it is the very bundle that was written.
     """
     place = Path(folder).expanduser().absolute()
@@ -97,7 +97,7 @@ def read_bundle(folder: str | Path) -> Bundle:
         raise StoreInputError(f"bundle {place}: no such folder; give the folder that tune wrote")
     sealed = unseal(place)
     about = sealed.about
-    if not isinstance(about, dict) or about.get("kind") != "draftsmith bundle":
+    if about.get("kind") != "draftsmith bundle":
         raise StoreInputError(f"{place} is sealed, and is no draftsmith bundle")
     parts = _from_files(place, sealed.files)
     mark, versions = about.get("deployment_fingerprint"), about.get("versions")

@@ -61,8 +61,9 @@ class Database:
         exception.
         """
         with self._translated(doing), Session(self._writer) as session, session.begin():
+            connection = session.connection()  # begins now: SQLite takes its lock here
             if not self.is_sqlite:
-                self._limit_wait(session.connection())
+                self._limit_wait(connection)
                 session.execute(select(WriteLock.id).with_for_update())
             yield session
 

@@ -1,4 +1,4 @@
-"""A folder of files that cannot change unnoticed: written whole or not at all, and checked when read.
+"""A folder of files that cannot change unnoticed: written whole or not at all, checked when read.
 
 ``manifest.json`` names every file with its size and sha256, and carries the sha256 of itself. It
 has one spelling, so that any changed byte is found. Nothing but JSON, safetensors and markdown.
@@ -40,8 +40,8 @@ class Sealed:
 def seal(
     folder: Path, files: Mapping[str, bytes], about: Mapping[str, Any], *, replace: bool = False
 ) -> str:
-    """Write ``files`` and a manifest with ``about`` into a temporary folder beside ``folder``, flush
-    it to the disk and rename it. Returns the manifest's sha256. ``replace`` puts it in the place of
+    """Write ``files`` and a manifest with ``about`` into a temporary folder beside ``folder``,
+    flush it to the disk and rename it. Returns the manifest's sha256. ``replace`` puts it in the place of
     a sealed folder that is there; anything else that is there is refused.
     """
     folder = Path(os.path.abspath(folder))
@@ -140,12 +140,18 @@ def _parse_manifest(folder: Path, raw: bytes) -> tuple[dict[str, tuple[int, str]
     seal_of_body = hashlib.sha256(_rendered(body)).hexdigest()
     if manifest.get("self") != seal_of_body or _rendered(manifest) != raw:
         raise StoreInputError(f"{folder}: {MANIFEST} was changed after it was written")
+    files, about = manifest.get("files"), manifest.get("about")
+    if not isinstance(files, dict) or not isinstance(about, dict):
+        raise StoreInputError(f"{folder}: {MANIFEST} lists no files")
     listed = {}
-    for name, entry in manifest["files"].items():
-        if _NAME.fullmatch(name) is None:
+    for name, entry in files.items():
+        if _NAME.fullmatch(name) is None or name == MANIFEST:
             raise StoreInputError(f"{folder}: {MANIFEST} names the file {name!r:.80}: not allowed")
-        listed[name] = (entry["bytes"], entry["sha256"])
-    return listed, manifest["about"]
+        size = entry.get("bytes") if isinstance(entry, dict) else None
+        if type(size) is not int or size < 0:
+            raise StoreInputError(f"{folder}: {MANIFEST} gives {name} no size")
+        listed[name] = (size, str(entry.get("sha256")))
+    return listed, about
 
 
 def _rendered(value: Any) -> bytes:
