@@ -93,16 +93,18 @@ def _array_elements(data: bytes, source: str) -> Iterator[Record]:
         line = 1
         counted = 0
         place = _skip_blank(text, text.index("[") + 1)
-        while not text.startswith("]", place):
+        more = not text.startswith("]", place)
+        while more:
             line += text.count("\n", counted, place)
             counted = place
             end = scan(text, place)[1]
             yield Record(line, text[place:end].encode())
             place = _skip_blank(text, end)
-            if text.startswith(",", place):
+            more = text.startswith(",", place)
+            if more:
                 place = _skip_blank(text, place + 1)
-            elif not text.startswith("]", place):
-                raise json.JSONDecodeError("Expecting ',' or ']'", text, place)
+        if not text.startswith("]", place):
+            raise json.JSONDecodeError("Expecting ',' or ']'", text, place)
         if text[place + 1 :].strip():
             raise json.JSONDecodeError("Extra data after the array", text, place + 1)
     except json.JSONDecodeError as error:
