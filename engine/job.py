@@ -58,6 +58,8 @@ class MeasureJob:
     inputs: DraftInputs = field(default_factory=DraftInputs)
     references: dict[str, tuple[int, ...]] = field(default_factory=dict)
     margin_noise: float | None = None  # measured on the baseline; None = measure in this job
+    stock_ties: int = 0  # positions of stock's own outputs that forced stock chose otherwise,
+    stock_positions: int = 0  # of so many, on the baseline; 0 = measure here if anything ties
     force_all: bool = False  # token-force every output, also those equal to stock's
     stop_early: bool = False  # end after a losing prefix of units (paired bound), see measure.py
     timeout_s: float = 600.0
@@ -113,6 +115,8 @@ class MeasureResult:
     suspect: tuple[str, ...] = ()  # configurations whose tie rate exceeds stock's own
     margin_noise: float | None = None
     stock_tie_rate: float | None = None
+    stock_ties: int = 0  # as measured in this job, for later ``MeasureJob.stock_ties``
+    stock_positions: int = 0
     peak_memory_bytes: dict[str, int] = field(default_factory=dict)
     stopped_early: bool = False
     worker: str = ""
