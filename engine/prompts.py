@@ -19,6 +19,9 @@ from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.types import Request, Sampling
 from draftsmith.engine.workload_formats import Message, WorkloadRow
 
+# ValueError: transformers', for a tokenizer with several templates and none by default.
+_REFUSALS = (TemplateError, ValueError)
+
 
 class ChatTokenizer(Protocol):
     """The part of a transformers tokenizer that prompts need."""
@@ -166,10 +169,10 @@ def _chat_ids(row: WorkloadRow, messages: list[Message], tokenizer: ChatTokenize
         return tokenizer.encode("\n".join([*lines, "Assistant:"]), add_special_tokens=True)
     try:
         text = _templated(messages, tokenizer)
-    except TemplateError as refusal:
+    except _REFUSALS as refusal:
         try:
             text = _templated(_without_system(messages), tokenizer)
-        except TemplateError:
+        except _REFUSALS:
             raise EngineInputError(
                 f"row {row.row_id!r} (line {row.line}) is refused by the model's chat template"
                 f" ({refusal}): let user and assistant take turns, the user first"

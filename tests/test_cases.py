@@ -42,7 +42,7 @@ CASES = {
 }
 
 
-def tests_by_case() -> dict[str, list[str]]:
+def names_by_case() -> dict[str, list[str]]:
     """``file::function`` of every test that carries a case's id, methods of suites included."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(TESTS.rglob("*.py")):
@@ -55,12 +55,12 @@ def tests_by_case() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def covered() -> dict[str, list[str]]:
-    return tests_by_case()
+    return names_by_case()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_has_a_test(case: str, covered: dict[str, list[str]]) -> None:
-    assert covered.get(case), f"no test is called test_{case}_...: {CASES[case]}"
+    assert case in covered, f"no test is called test_{case}_...: {CASES[case]}"
 
 
 def test_no_test_carries_an_unknown_id(covered: dict[str, list[str]]) -> None:
