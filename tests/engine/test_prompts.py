@@ -98,6 +98,15 @@ def test_what_the_template_refuses_is_named() -> None:
         one(row(id="r", messages=twice), LetterTokenizer())
 
 
+def test_a_template_that_cannot_be_chosen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("This model has multiple chat templates with no default specified!")
+
+    monkeypatch.setattr(LetterTokenizer, "apply_chat_template", refuse)
+    with pytest.raises(EngineInputError, match=r"'r' \(line 1\) is refused .*no default"):
+        one(row(id="r", turns=["a"]), LetterTokenizer())
+
+
 def test_later_turns_follow_the_answers_to_the_earlier() -> None:
     talk = row(id="r", turns=["a", "b", "c"])
     second = one(talk, LetterTokenizer(), r="A")
