@@ -1,4 +1,4 @@
-"""Stores under test: a test that asks for ``url`` or ``repository`` runs on SQLite and PostgreSQL."""
+"""Stores under test: who asks for ``url`` or ``repository`` runs on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
