@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# Set before anything imports torch or transformers: no network, two threads at most.
+# Set before anything imports torch or transformers: no network; one thread, since the models of
+# most tests are too small to share and spinning threads slow a busy machine down.
 os.environ.update(
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS="2",
+    OMP_NUM_THREADS="1",
     RAY_USAGE_STATS_ENABLED="0",
 )
 
