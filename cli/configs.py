@@ -1,0 +1,100 @@
+"""Configurations as the command line takes them: JSON on the line, a file of it, or a bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from draftsmith.cli.errors import CliInputError
+from draftsmith.engine.job import DraftInputs, TargetRef
+from draftsmith.engine.types import Sampling, SpecConfig
+from draftsmith.store.bundle import Bundle, read_bundle
+from draftsmith.tuner.knobs import SpaceFacts
+from draftsmith.tuner.space import validate
+
+Choice = Bundle | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A configuration with the frozen inputs of its drafter."""
+
+    config: SpecConfig
+    inputs: DraftInputs
+
+
+def read_choice(knobs: str | None, bundle: Path | None) -> Choice:
+    """What ``--knobs`` and ``--bundle`` name; CliInputError unless it is exactly one of them."""
+    if (knobs is None) == (bundle is None):
+        raise CliInputError("--bundle and --knobs both name a configuration: give exactly one")
+    return read_bundle(bundle) if bundle is not None else read_knobs(str(knobs))
+
+
+def resolve(choice: Choice, facts: SpaceFacts) -> Chosen:
+    """The configuration checked against the model; TunerInputError names a wrong knob."""
+    if isinstance(choice, dict):
+        return Chosen(config=validate(choice, facts), inputs=DraftInputs())
+    inputs = DraftInputs(draft_vocab_ids=choice.parts.draft_vocab or ())
+    return Chosen(config=validate(choice.parts.config, facts), inputs=inputs)
+
+
+def read_knobs(text: str) -> dict[str, Any]:
+    """A JSON object, given as such or as the path of a file that holds one."""
+    source, content = "--knobs", text
+    if not text.lstrip().startswith("{"):
+        source = text
+        try:
+            content = Path(text).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CliInputError(
+                f"--knobs {text!r} is neither a JSON object nor a file that can be read: "
+                'write for example \'{"drafter": "ngram", "block_size": 4}\''
+            ) from error
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise CliInputError(f"{source} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CliInputError(f"{source} holds a {type(value).__name__}: it must be a JSON object")
+    return value
+
+
+def target_of(choice: Choice) -> TargetRef | None:
+    """How a bundle's target was loaded; None for plain knobs, or when the bundle does not say."""
+    if isinstance(choice, dict):
+        return None
+    values = choice.parts.evidence.get("target")
+    if not isinstance(values, dict):
+        return None
+    return TargetRef(**_known(TargetRef, values, "evidence.json: target"))
+
+
+def sampling_of(choice: Choice) -> Sampling:
+    """The sampling that a bundle was tuned for; the defaults (greedy) for plain knobs."""
+    values = {} if isinstance(choice, dict) else choice.parts.evidence.get("sampling") or {}
+    return to_sampling(values, "evidence.json: sampling")
+
+
+def to_sampling(values: Mapping[str, Any], where: str, base: Sampling | None = None) -> Sampling:
+    """``base`` with the fields of a JSON object on top; CliInputError names an unknown one."""
+    known = _known(Sampling, values, where)
+    plain: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
+    }
+    return replace(base or Sampling(), **plain)
+
+
+def override(sampling: Sampling, flags: Mapping[str, Any]) -> Sampling:
+    """``sampling`` with the flags that were given on top."""
+    return replace(sampling, **{name: value for name, value in flags.items() if value is not None})
+
+
+def _known(record: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    names = [item.name for item in fields(record)]
+    for name in values:
+        if name not in names:
+            raise CliInputError(f"{where} has the unknown key {name!r}; known: {', '.join(names)}")
+    return dict(values)

@@ -1,0 +1,186 @@
+"""What ``doctor`` looks at, one function a check. Nothing here changes the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+Status = Literal["ok", "missing", "optional"]
+GIB = 1024**3
+LEAST_MEMORY = 2 * GIB  # bytes: the embedded model, its cache and one worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """``optional``: absent, and nothing needs it. ``fix`` is empty when there is nothing to do."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+def python() -> Check:
+    found = f"{platform.python_version()} ({sys.executable})"
+    return Check(name="python", status="ok", found=found)
+
+
+def libraries() -> list[Check]:
+    """Versions of what the main path imports."""
+    checks = []
+    for name in ("torch", "transformers", "optuna", "ray"):
+        try:
+            checks.append(Check(name=name, status="ok", found=metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            fix = "--in-process works without it; else pip install ray" if name == "ray" else ""
+            checks.append(
+                Check(
+                    name=name,
+                    status="optional" if name == "ray" else "missing",
+                    found="not installed",
+                    fix=fix or f"pip install {name}",
+                )
+            )
+    return checks
+
+
+def processors() -> Check:
+    """Cores that this process may use: affinity and the cgroup's quota both count."""
+    from draftsmith.workers.resources import available_cpus
+
+    total = os.cpu_count() or 1
+    found = f"{available_cpus()} of {total} (by affinity and cgroup quota)"
+    return Check(name="cores", status="ok", found=found)
+
+
+def threads() -> Check:
+    import torch
+
+    found = f"{torch.get_num_threads()} (torch's default; --threads sets it per worker)"
+    return Check(name="threads", status="ok", found=found)
+
+
+def memory() -> Check:
+    import psutil
+
+    facts = psutil.virtual_memory()
+    limit = _cgroup_number("memory.max", "memory/memory.limit_in_bytes")
+    available = facts.available
+    found = f"{available / GIB:.1f} of {facts.total / GIB:.1f} GiB free"
+    if limit is not None and limit < facts.total:
+        available = min(available, limit)
+        found += f", cgroup limit {limit / GIB:.1f} GiB"
+    if available >= LEAST_MEMORY:
+        return Check(name="memory", status="ok", found=found)
+    return Check(
+        name="memory",
+        status="missing",
+        found=found,
+        fix="free at least 2 GiB for the embedded model",
+    )
+
+
+def kernels() -> list[Check]:
+    """Backend of the CPU kernels, and what it means for bf16 outputs."""
+    from draftsmith.kernels.backend import describe
+
+    info = describe()
+    fix = (
+        ""
+        if info.backend == "cpp"
+        else "install g++ on a processor with AVX2 (correct without, slower)"
+    )
+    status: Status = "ok" if info.backend == "cpp" else "optional"
+    stable = "yes" if info.row_stable else "no"
+    why = "" if info.row_stable else "bf16 outputs may differ from stock by ties; they are counted"
+    return [
+        Check(name="kernels", status=status, found=f"{info.backend}: {info.reason}", fix=fix),
+        Check(
+            name="row-stable", status="ok" if info.row_stable else "optional", found=stable, fix=why
+        ),
+    ]
+
+
+def accelerators() -> list[Check]:
+    """CUDA or ROCm devices, and Triton."""
+    import torch
+
+    kind = "ROCm" if torch.version.hip else "CUDA"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    triton = util.find_spec("triton") is not None
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    gpu = Check(name="gpu", status="ok", found=f"{count} by {kind}: {names}")
+    if count == 0:
+        built = torch.version.cuda or torch.version.hip
+        found = (
+            f"none ({f'torch is built for {kind} {built}' if built else 'torch is a CPU build'})"
+        )
+        gpu = Check(
+            name="gpu",
+            status="optional",
+            found=found,
+            fix="for --device cuda: a driver and a GPU torch",
+        )
+    return [
+        gpu,
+        Check(
+            name="triton",
+            status="ok" if triton else "optional",
+            found=metadata.version("triton") if triton else "not installed",
+            fix="" if triton or not count else "pip install triton",
+        ),
+    ]
+
+
+def store(address: str) -> Check:
+    """Whether the store can be opened. A file that does not exist yet is not created."""
+    from draftsmith.store.addresses import parse_address
+    from draftsmith.store.errors import StoreError
+    from draftsmith.store.migrations.upgrade import open_database
+
+    try:
+        parsed = parse_address(address)
+        if parsed.file is not None and not parsed.file.exists():
+            return _new_file(parsed.file)
+        open_database(address).close()
+        return Check(name="store", status="ok", found=parsed.shown)
+    except StoreError as error:
+        text, _, fix = str(error).partition(" Fix: ")
+        return Check(name="store", status="missing", found=text, fix=fix)
+
+
+def embedded_model() -> Check:
+    from draftsmith.engine.errors import EngineEnvironmentError
+    from draftsmith.engine.model.embedded import EMBEDDED_NAME, embedded_folder
+
+    name = f"model {EMBEDDED_NAME}"
+    try:
+        return Check(name=name, status="ok", found=str(embedded_folder()))
+    except EngineEnvironmentError as error:
+        text, _, fix = str(error).partition(";")
+        return Check(name=name, status="optional", found=text, fix=fix.strip())
+
+
+def _new_file(file: Path) -> Check:
+    folder = next(parent for parent in file.parents if parent.exists())
+    if os.access(folder, os.W_OK):
+        return Check(name="store", status="ok", found=f"{file} (made by the first run)")
+    fix = "give --store a file in a folder that may be written"
+    return Check(name="store", status="missing", found=f"{folder} may not be written", fix=fix)
+
+
+def _cgroup_number(two: str, one: str) -> int | None:
+    text = _read(Path("/sys/fs/cgroup") / two) or _read(Path("/sys/fs/cgroup") / one)
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,112 @@
+"""Options that several commands share, written once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Dtype(StrEnum):
+    """Numbers that the target runs in."""
+
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+    float16 = "float16"
+
+
+_MODEL, _WORK, _SAMPLING = "Model and machine", "Workload", "Sampling"
+_MACHINE, _STORE = "Model and machine", "Store and output"
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Checkpoint folder, GGUF file, Hugging Face id, or smollm2 (the embedded model).",
+        metavar="PATH",
+        rich_help_panel=_MODEL,
+    ),
+]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option(help="Numbers the target runs in.", rich_help_panel=_MACHINE)
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=_MACHINE),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="CPU threads of one worker.", rich_help_panel=_MACHINE),
+]
+DraftModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of a small model with the target's vocabulary.",
+        metavar="DIR",
+        rich_help_panel=_MODEL,
+    ),
+]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(
+        help="JSONL, ShareGPT or OpenAI batch file of prompts, or builtin.",
+        metavar="FILE",
+        rich_help_panel=_WORK,
+    ),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Prompts to use at most, spread over categories.", rich_help_panel=_WORK
+    ),
+]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option(min=1, help="Requests running together.", rich_help_panel=_WORK)
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Output tokens a request.", rich_help_panel=_SAMPLING)
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=_SAMPLING)
+]
+TopKOption = Annotated[int | None, typer.Option(min=0, help="0 is off.", rich_help_panel=_SAMPLING)]
+TopPOption = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="1 is off.", rich_help_panel=_SAMPLING)
+]
+MinPOption = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="0 is off.", rich_help_panel=_SAMPLING)
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Seed of sampling; tune also searches with it.", rich_help_panel=_SAMPLING
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The store: a file or SQLAlchemy URL; else $DRAFTSMITH_STORE, runs/draftsmith.db.",
+        metavar="FILE|URL",
+        rich_help_panel=_STORE,
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="One JSON document on stdout; progress stays on stderr.",
+        rich_help_panel=_STORE,
+    ),
+]
+KnobsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--knobs",
+        help='A configuration as JSON, or a file of it: \'{"drafter": "ngram", "block_size": 4}\'.',
+        metavar="JSON|FILE",
+    ),
+]
+BundleOption = Annotated[
+    Path | None, typer.Option(help="A bundle that tune or export wrote.", metavar="DIR")
+]

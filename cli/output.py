@@ -1,0 +1,91 @@
+"""What the commands print: one JSON document or tables on stdout, progress and notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """With ``as_json`` stdout carries exactly one JSON document and nothing else."""
+
+    as_json: bool
+
+    def report(self, document: Any, render: Callable[[Console], None]) -> None:
+        """Print ``document`` as JSON, or let ``render`` draw it."""
+        if self.as_json:
+            print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+        else:
+            render(Console(highlight=False))
+
+    def note(self, text: str) -> None:
+        """A line for people, on stderr."""
+        Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON types: tuples as lists, keys as text, numbers that JSON lacks as null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+    """A plain table. A column whose header starts with ``>`` is aligned right, without the sign."""
+    made = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for name in columns:
+        made.add_column(
+            name.removeprefix(">"),
+            justify="right" if name.startswith(">") else "left",
+            overflow="fold",
+        )
+    for row in rows:
+        made.add_row(*(escape(cell(item)) for item in row))
+    return made
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Table:
+    """Two columns without a header: what, value."""
+    made = Table(box=None, show_header=False, pad_edge=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        made.add_row(escape(name), escape(cell(value)))
+    return made
+
+
+def cell(value: object) -> str:
+    """One value as text: ``-`` for None, three significant decimals for a float."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def ratio_text(ratio: float | None, low: float | None, high: float | None) -> str:
+    """``1.42x (1.31 to 1.55)``."""
+    if ratio is None:
+        return "-"
+    inside = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    return f"{ratio:.2f}x{inside}"
+
+
+def escape(text: str) -> str:
+    """Text that rich prints as it is."""
+    from rich.markup import escape as rich_escape
+
+    return rich_escape(text)

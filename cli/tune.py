@@ -1,0 +1,133 @@
+"""``draftsmith tune``: one command from a deployment to a verdict and a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftsmith.cli import options as opt
+from draftsmith.cli.environment import read_environment
+from draftsmith.cli.errors import CliInputError
+from draftsmith.cli.output import Output
+from draftsmith.cli.plan import draw_plan, make_plan
+from draftsmith.cli.progress import TuneProgress
+from draftsmith.cli.report import draw_result
+from draftsmith.cli.wiring import LOCAL, open_executor, open_store
+from draftsmith.store.database import optuna_storage
+from draftsmith.tuner.controller import RunOptions
+from draftsmith.tuner.controller import tune as run_tuner
+from draftsmith.tuner.deployment import FAMILIES
+from draftsmith.tuner.deployment_file import load_deployment
+from draftsmith.tuner.incumbent import read_incumbent
+from draftsmith.tuner.material import load_material
+
+EXAMPLES = """Examples:
+
+draftsmith tune --target smollm2 --workload builtin --budget 10m
+
+draftsmith tune --target ./my-model --workload prompts.jsonl --device cuda --concurrency 8
+
+draftsmith tune --config deployment.yaml --temperature 0.8 --seed 1 --json
+
+draftsmith tune --config deployment.yaml --dry-run
+
+The same command resumes an interrupted run, and repeats a finished one's verdict; see --fresh."""
+
+_SEARCH = "Search"
+
+
+def _option(help: str, metavar: str | None = None, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=_SEARCH, **more)
+
+
+def tune(
+    target: opt.TargetOption = None,
+    workload: opt.WorkloadOption = None,
+    config: Annotated[
+        Path | None, _option("Deployment as YAML; flags override it.", "FILE")
+    ] = None,
+    budget: Annotated[str | None, _option("Time for the whole run: 10m, 1h30m.", "TIME")] = None,
+    max_trials: Annotated[int | None, _option("Configurations to measure at most.", min=1)] = None,
+    drafters: Annotated[
+        str | None, _option(f"Families to search, with commas: {', '.join(FAMILIES)}.", "A,B")
+    ] = None,
+    draft_model: opt.DraftModelOption = None,
+    incumbent: Annotated[
+        Path | None, _option("What you run today: a bundle, or a config as JSON.", "FILE")
+    ] = None,
+    heldout: Annotated[float | None, _option("Share of the prompts kept for confirming.")] = None,
+    limit: opt.LimitOption = None,
+    concurrency: opt.ConcurrencyOption = None,
+    max_tokens: opt.MaxTokensOption = None,
+    temperature: opt.TemperatureOption = None,
+    top_k: opt.TopKOption = None,
+    top_p: opt.TopPOption = None,
+    min_p: opt.MinPOption = None,
+    seed: opt.SeedOption = None,
+    dtype: opt.DtypeOption = None,
+    device: opt.DeviceOption = None,
+    threads: opt.ThreadsOption = None,
+    ray_address: Annotated[
+        str, _option("A Ray cluster's address, or local for one of its own.", "ADDRESS")
+    ] = LOCAL,
+    in_process: Annotated[
+        bool, _option("Measure in this process, without Ray.", None, "--in-process")
+    ] = False,
+    store: opt.StoreOption = None,
+    out: Annotated[Path, _option("Folder for the bundle.", "DIR")] = Path("runs"),
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on with an earlier run of this deployment.")
+    ] = True,
+    dry_run: Annotated[
+        bool, _option("Time stock, print plan, trials and minutes.", None, "--dry-run")
+    ] = False,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Find the fastest configuration whose outputs stay unchanged, confirm it, write its bundle."""
+    flags: Mapping[str, Any] = {
+        "target.path": target,
+        "target.dtype": dtype,
+        "target.device": device,
+        "target.num_threads": threads,
+        "workload.path": workload,
+        "workload.limit": limit,
+        "workload.heldout_fraction": heldout,
+        "budget": budget,
+        "max_trials": max_trials,
+        "drafters": drafters and [name.strip() for name in drafters.split(",") if name.strip()],
+        "draft_model": draft_model,
+        "regime.concurrency": concurrency,
+        "regime.max_tokens": max_tokens,
+        "regime.temperature": temperature,
+        "regime.top_k": top_k,
+        "regime.top_p": top_p,
+        "regime.min_p": min_p,
+        "regime.seed": seed,
+        "seed": seed,
+    }
+    if in_process and ray_address != LOCAL:
+        raise CliInputError("--in-process runs without Ray: drop it, or drop --ray-address")
+    deployment = load_deployment(config, flags)
+    material = load_material(deployment)
+    output = Output(as_json)
+    if dry_run:
+        known = read_incumbent(incumbent, material.facts) if incumbent else None
+        plan = make_plan(material, known)
+        output.report(plan, lambda console: draw_plan(console, plan))
+        return
+    with open_store(store or read_environment().store) as (database, repository):
+        device_name = deployment.target.device
+        with open_executor(device_name, in_process=in_process, ray_address=ray_address) as executor:
+            options = RunOptions(
+                bundle_root=out,
+                resume=resume,
+                incumbent=incumbent,
+                optuna=optuna_storage(database),
+                material=material,
+            )
+            with TuneProgress(deployment.effort.budget_s) as progress:
+                result = run_tuner(deployment, repository, executor, options, progress)
+    output.report(result.to_json(), lambda console: draw_result(console, result.to_json()))

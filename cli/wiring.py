@@ -1,0 +1,142 @@
+"""The composition root: builds stores, engines and executors out of options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import platformdirs
+import torch
+
+from draftsmith.cli.errors import CliInputError
+from draftsmith.engine.job import TargetRef
+from draftsmith.engine.model.loading import LoadedTarget, load_target
+from draftsmith.engine.model.locating import resolve_device
+from draftsmith.engine.native import NativeEngine
+from draftsmith.engine.timing import MonotonicClock
+from draftsmith.store.addresses import parse_address
+from draftsmith.store.database import Database
+from draftsmith.store.migrations.upgrade import open_database
+from draftsmith.store.repository import Repository
+from draftsmith.tuner.executor import Executor
+from draftsmith.tuner.knobs import DRAFTERS, SpaceFacts
+from draftsmith.workers.cluster import ClusterConfig
+from draftsmith.workers.inprocess import InProcessExecutor
+from draftsmith.workers.measure import make_measurer
+from draftsmith.workers.pool import RayExecutor
+from draftsmith.workers.resources import WorkerRequest, device_kind
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A loaded target and the engine over it."""
+
+    target: LoadedTarget
+    engine: NativeEngine
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.target.tokenizer
+
+    def facts(self, temperature: float) -> SpaceFacts:
+        """What the limits of the knobs depend on."""
+        info = self.target.model.info
+        return SpaceFacts(
+            num_layers=info.num_layers,
+            vocab_size=info.vocab_size,
+            families=DRAFTERS,
+            layer_subsets=info.supports_layer_subsets,
+            temperature=temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Options that say how a target is loaded; None keeps what is known without them."""
+
+    path: str | None
+    dtype: str | None = None
+    device: str | None = None
+    num_threads: int | None = None
+
+    def apply(self, base: TargetRef | None = None) -> TargetRef:
+        """``base`` (a bundle's target) with the options that were given on top."""
+        path = self.path or (base.path if base else None)
+        if path is None:
+            raise CliInputError(
+                "--target is missing: give a checkpoint folder, a GGUF file or smollm2"
+            )
+        ref = replace(base or TargetRef(path=path), path=path)
+        if self.dtype is not None:
+            dtype = cast(Literal["bfloat16", "float32", "float16"], str(self.dtype))
+            ref = replace(ref, dtype=dtype)
+        if self.device is not None:
+            ref = replace(ref, device=self.device)
+        if self.num_threads is not None:
+            ref = replace(ref, num_threads=self.num_threads)
+        return ref
+
+
+def load_engine(ref: TargetRef) -> Running:
+    """Load the target into this process. Draft models are loaded on first use, like the target."""
+    if ref.num_threads is not None:
+        torch.set_num_threads(ref.num_threads)
+    target = load_target(ref)
+    engine = NativeEngine(
+        target.model,
+        tokenizer=target.tokenizer,
+        clock=MonotonicClock(resolve_device(ref.device)),
+        load_draft_model=lambda path: load_target(replace(ref, path=path)).model,
+    )
+    return Running(target, engine)
+
+
+@contextmanager
+def open_executor(device: str, *, in_process: bool, ray_address: str = LOCAL) -> Iterator[Executor]:
+    """Whatever measures: this process, a Ray cluster of our own, or the one at an address. Closed
+    at the end of the block, with nothing left behind.
+    """
+    if ray_address == LOCAL:
+        resolve_device(device)  # refused here rather than by every job
+    executor: Executor
+    if in_process:
+        executor = InProcessExecutor(make_measurer("local"))
+    else:
+        kind = device_kind(device)
+        cluster = ClusterConfig(
+            record_dir=Path(platformdirs.user_state_dir("draftsmith")) / "clusters",
+            address=None if ray_address == LOCAL else ray_address,
+            gpus=torch.cuda.device_count() if kind == "gpu" else 0,
+        )
+        executor = RayExecutor(cluster, WorkerRequest(device=kind))
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+@contextmanager
+def open_store(address: str) -> Iterator[tuple[Database, Repository]]:
+    """The store at ``address``, made and migrated as needed; closed at the end of the block."""
+    database = open_database(address)
+    try:
+        yield database, Repository(database)
+    finally:
+        database.close()
+
+
+@contextmanager
+def existing_store(address: str) -> Iterator[Repository]:
+    """As ``open_store`` for commands that only read: a file that is not there is not made."""
+    file = parse_address(address).file
+    if file is not None and not file.exists():
+        raise CliInputError(
+            f"no store at {file}: tune writes one; name another with --store or DRAFTSMITH_STORE"
+        )
+    with open_store(address) as (_, repository):
+        yield repository
