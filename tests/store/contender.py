@@ -1,17 +1,18 @@
-"""Run as a script: one of several processes at one store. Prints what it saw as one JSON line.
+"""Run as a script: several processes at one store. Each prints what it saw as one JSON line.
 
-    python contender.py MODE URL NAME GO COUNT
+    python contender.py MODE URL NUMBER COUNT
 
-It imports everything, prints "ready", waits for the file GO, and begins.
+The imports are paid once: the processes are forked before anything is opened. The first line
+printed is the list of their ids.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
-import time
 from contextlib import closing
-from pathlib import Path
+from multiprocessing.synchronize import Barrier
 
 from draftsmith.store.errors import RunBusyError
 from draftsmith.store.migrations.upgrade import open_database
@@ -36,7 +37,7 @@ def outcome(score: float) -> TrialOutcome:
     return TrialOutcome(state="done", score=score, feasible=True, outputs=outputs)
 
 
-def work(repository: Repository, name: str, count: int) -> dict[str, object]:
+def work(repository: Repository, name: str, count: int, _: Barrier) -> dict[str, object]:
     """``count`` times: add a trial, take whichever is next, finish it."""
     run = repository.runs()[0]
     finished = []
@@ -48,30 +49,43 @@ def work(repository: Repository, name: str, count: int) -> dict[str, object]:
     return {"finished": finished}
 
 
-def drive(repository: Repository, name: str, count: int) -> dict[str, object]:
-    """Open the same run as everybody, try to claim it, add up to ``count`` trials of a budget of 10."""
+def drive(repository: Repository, name: str, count: int, barrier: Barrier) -> dict[str, object]:
+    """Open the same run as everybody, try to claim it, add up to ``count`` of a budget of 10."""
     run = repository.open_run({"target": "tiny"}, {}, budget=Budget(trials=10))
-    owner, claimed = this_process(), True
+    claimed = True
     try:
-        repository.claim_run(run.id, owner, 600)
+        repository.claim_run(run.id, this_process(), 600)
     except RunBusyError:
         claimed = False
     statuses = []
     for number in range(count):
         (answer,) = repository.add_trials(run.id, [NewTrial(config={"by": name, "n": number})])
         statuses.append(answer.status)
-    time.sleep(0.5)  # alive until everybody has tried to claim
+    barrier.wait()  # alive until everybody has tried to claim
     return {"run": run.uuid, "claimed": claimed, "added": statuses.count("added")}
 
 
-def main() -> None:
-    mode, url, name, go, count = sys.argv[1:]
-    print("ready", flush=True)
-    while not Path(go).exists():
-        time.sleep(0.005)
+def contend(mode: str, url: str, name: str, count: int, barrier: Barrier) -> None:
+    barrier.wait()
     with closing(open_database(url, busy_timeout_s=60.0)) as database:
         action = {"work": work, "drive": drive}[mode]
-        print(json.dumps(action(Repository(database), name, int(count))), flush=True)
+        print(json.dumps(action(Repository(database), name, count, barrier)), flush=True)
+
+
+def main() -> None:
+    mode, url, number, count = sys.argv[1:]
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(int(number))
+    processes = [
+        fork.Process(target=contend, args=(mode, url, f"p{at}", int(count), barrier))
+        for at in range(int(number))
+    ]
+    for process in processes:
+        process.start()
+    print(json.dumps([process.pid for process in processes]), flush=True)
+    for process in processes:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in processes))
 
 
 if __name__ == "__main__":
