@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ print(json.dumps([info.backend, info.reason, info.library, info.row_stable]))
 
 
 @pytest.fixture
-def undecided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+def undecided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """A process that has not chosen yet and has an empty cache."""
     backend._decide.cache_clear()
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))

@@ -176,7 +176,7 @@ def test_seeds_positions_and_streams_give_different_noise() -> None:
 
 
 def test_argmax_samples_the_distribution() -> None:
-    """20,000 positions of 50 tokens: chi-square under its 99.9 % point for 49 degrees of freedom."""
+    """20,000 positions of 50 tokens: chi-square under its 99.9 % point (49 degrees)."""
     weights = torch.arange(1, 51, dtype=torch.float64) ** -1.2
     p = weights / weights.sum()
     count = 20_000
