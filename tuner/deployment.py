@@ -52,6 +52,7 @@ class Effort:
 
     budget_s: float = 600.0
     max_trials: int | None = None
+    finalists: int = 1  # more are tried only when earlier ones fail, all under Holm's correction
     seed: int = 0
 
 

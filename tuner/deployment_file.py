@@ -10,6 +10,7 @@ Layout of the document (every key but ``target`` and ``workload`` is optional)::
     objective: {metric: throughput, max_memory_gb: 40}
     budget: 10m
     max_trials: 40
+    finalists: 1
     seed: 0
 
 Flags use the same names, nested ones with a dot: ``{"regime.temperature": 0.8, "budget": "10m"}``.
@@ -94,6 +95,7 @@ KEYS: dict[str, Key] = {
     ),
     "budget": Key(kind="duration", help="wall-clock time of the whole run, such as 10m or 1h30m"),
     "max_trials": Key(kind="int", low=1, high=1_000_000, help="configurations to measure at most"),
+    "finalists": Key(kind="int", low=1, high=2, help="finalists to confirm at most, by Holm"),
     "seed": Key(kind="int", low=0, high=2**31 - 1, help="seed of the search"),
 }
 
@@ -126,7 +128,9 @@ def load_deployment(
             f"regime.min_tokens {sampling.min_tokens} is more than regime.max_tokens "
             f"{sampling.max_tokens}: lower the first or raise the second"
         )
-    effort: dict[str, Any] = {k: checked[k] for k in ("max_trials", "seed") if k in checked}
+    effort: dict[str, Any] = {
+        k: checked[k] for k in ("max_trials", "finalists", "seed") if k in checked
+    }
     if "budget" in checked:
         effort["budget_s"] = checked["budget"]
     return Deployment(

@@ -9,6 +9,7 @@ is never spent here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from draftsmith.engine.job import STOCK, MeasureJob
@@ -49,7 +50,7 @@ class Explorer:
         self._session = session
         self._baseline = baseline
         self._facts = facts
-        self._agents = agents
+        self._agents = deque(agents)  # they take turns
         self._incumbent = incumbent
         self._rungs = rung_slices(len(baseline.tuning), session.deployment.regime.concurrency)
         self._cost = 2 * (1 + JUDGING)  # seconds of a job per second of stock over its requests
@@ -62,7 +63,6 @@ class Explorer:
 
     def run(self) -> None:
         """Search until the time or the trials are used up, or nothing is left to try."""
-        self._restore()
         if self._incumbent is not None:
             self._queue([Proposal(config=self._incumbent, proposer="incumbent", why="runs today")])
         dispatcher = self._session.dispatcher
@@ -100,8 +100,9 @@ class Explorer:
         climber = next_to_climb(everyone, len(self._rungs))
         if climber is None and self._may_propose():
             view = View(known=list(self.climbers), seconds_left=self.seconds_left)
-            for agent in self._agents:
-                proposals = agent.propose(view, 1)
+            for _ in self._agents:
+                self._agents.rotate(-1)
+                proposals = self._agents[-1].propose(view, 1)
                 if proposals:
                     return self._queue(proposals)
         climber = climber or last_to_climb(everyone, len(self._rungs))
@@ -175,7 +176,7 @@ class Explorer:
         self._teach(trial, climber)
         self._tell(trial, climber, outcome)
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
         """Climbers, evidence and lessons from what earlier drivers of this run stored."""
         session = self._session
         for trial in session.repository.trials(session.run.id, stage=STAGE):

@@ -130,7 +130,8 @@ def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
     if draft.vocab_size != target.vocab_size:
         raise TunerInputError(
             f"draft model {path!r} has {draft.vocab_size} token ids, the target has "
-            f"{target.vocab_size}: a draft model needs the target's vocabulary; choose one of the same family"
+            f"{target.vocab_size}: a draft model needs the target's vocabulary; choose one of the "
+            "same family"
         )
     if tokenizer is None:
         return

@@ -37,8 +37,11 @@ class Lossless:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The finalist against one baseline on held-out prompts."""
+    """A finalist, or the incumbent, against a baseline on held-out prompts. ``verdict`` is faster,
+    slower or inconclusive.
+    """
 
+    config_text: str
     against: str  # stock | incumbent
     interval: Interval
     verdict: str

@@ -74,7 +74,7 @@ class SamplerAgent:
 
     def learn(self, lesson: Lesson) -> None:
         number = lesson.optuna_number
-        if number is not None and number < len(self._study.trials):
+        if number is not None and self._is_own(number, lesson.config):
             if lesson.ratio is None:
                 self._study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
             else:
@@ -90,6 +90,11 @@ class SamplerAgent:
             )
         why = "sampled by TPE from what was measured so far"
         return Proposal(config=config, proposer="sampler", why=why, optuna_number=number)
+
+    def _is_own(self, number: int, config: SpecConfig) -> bool:
+        """The study's trial of this number is about ``config`` (a study in memory is lost on a restart)."""
+        trials = self._study.get_trials(deepcopy=False)
+        return number < len(trials) and trials[number].user_attrs.get(_CONFIG) == _key(config)
 
     def _enqueue(self, config: SpecConfig) -> None:
         """Starting points outside the searched ranges are left out."""
