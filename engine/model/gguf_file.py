@@ -25,11 +25,9 @@ class GgufContents:
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> GgufContents:
-    """Read and dequantise ``path`` to ``dtype``. Raises EngineInputError for a file that is not
-    GGUF or is cut off, UnsupportedError for an architecture or rotary scaling that transformers
-    does not carry over.
+    """Read and dequantise ``path``, checked by ``inspect_gguf``, to ``dtype``. Raises
+    UnsupportedError for an architecture that transformers does not read.
     """
-    _refuse(path)
     with quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
@@ -50,7 +48,10 @@ def read_gguf(path: Path, dtype: torch.dtype) -> GgufContents:
     return GgufContents(config, parsed["tensors"])
 
 
-def _refuse(path: Path) -> None:
+def inspect_gguf(path: Path) -> int:
+    """Number of weights in ``path``. Raises EngineInputError for a file that is not GGUF or is cut
+    off, UnsupportedError for scaled rotary positions.
+    """
     from gguf import GGUFReader
 
     with path.open("rb") as stream:
@@ -72,6 +73,7 @@ def _refuse(path: Path) -> None:
             f"{path} has scaled rotary positions, which transformers does not read from GGUF;"
             " use the model's safetensors checkpoint"
         )
+    return sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from draftsmith.engine.model.checkpoint import (
 )
 from draftsmith.engine.model.config import decoder_families, eos_ids, parse_config
 from draftsmith.engine.model.decoder import Decoder
-from draftsmith.engine.model.gguf_file import quiet_transformers, read_gguf
+from draftsmith.engine.model.fallback import load_fallback
+from draftsmith.engine.model.gguf_file import inspect_gguf, quiet_transformers, read_gguf
 from draftsmith.engine.model.locating import locate, resolve_device
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.model.refusals import refuse_unsupported
@@ -87,34 +87,44 @@ def _load_folder(folder: Path, placement: _Placement) -> Model:
         raise UnsupportedError(
             f"transformers cannot read {folder / 'config.json'}: {_first_line(error)}"
         ) from error
+    name, eos = folder.resolve().name, _eos_of(folder, config)
     with open_checkpoint(folder) as checkpoint:
-        return _build(
-            folder.resolve().name, config, _eos_of(folder, config), raw, checkpoint, placement
-        )
+        _check_memory(name, sum(checkpoint.numels.values()), placement)
+        digest = fingerprint(raw, checkpoint)
+        if config.model_type in decoder_families():
+            return _decoder(name, config, eos, digest, checkpoint, placement)
+    return load_fallback(
+        folder,
+        dtype=placement.dtype,
+        device=placement.device,
+        fingerprint=digest,
+        eos_token_ids=eos,
+    )
 
 
 def _load_gguf(path: Path, placement: _Placement) -> Model:
-    _check_memory(path.name, path.stat().st_size, placement.device)
+    _check_memory(path.name, inspect_gguf(path), placement)
     contents = read_gguf(path, placement.dtype)
-    raw = contents.config.to_dict()
+    config = contents.config
+    if config.model_type not in decoder_families():
+        raise UnsupportedError(
+            f"a GGUF file of model type {config.model_type} is not supported (only"
+            f" {', '.join(decoder_families())}); use the model's safetensors folder"
+        )
     checkpoint = TensorsCheckpoint(contents.tensors)
-    eos = eos_ids(contents.config.eos_token_id)
-    return _build(path.stem, contents.config, eos, raw, checkpoint, placement)
+    digest = fingerprint(config.to_dict(), checkpoint)
+    eos = eos_ids(config.eos_token_id)
+    return _decoder(path.stem, config, eos, digest, checkpoint, placement)
 
 
-def _build(
+def _decoder(
     name: str,
     config: PretrainedConfig,
     eos: tuple[int, ...],
-    raw: Mapping[str, Any],
+    digest: str,
     checkpoint: Checkpoint,
     placement: _Placement,
-) -> Model:
-    needed = sum(checkpoint.numels.values()) * placement.dtype.itemsize
-    _check_memory(name, needed, placement.device)
-    digest = fingerprint(raw, checkpoint)
-    if config.model_type not in decoder_families():
-        raise UnsupportedError(f"model type {config.model_type} is not supported")
+) -> Decoder:
     parsed = replace(parse_config(config), eos_token_ids=eos)
     weights = assemble(parsed, checkpoint.read, dtype=placement.dtype, device=placement.device)
     return Decoder(parsed, weights, name=name, fingerprint=digest)
@@ -153,16 +163,16 @@ def _eos_of(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     return eos_ids(config.eos_token_id)
 
 
-def _check_memory(name: str, needed: int, device: torch.device) -> None:
-    if device.type == "cuda":
-        available, _ = torch.cuda.mem_get_info(device)
+def _check_memory(name: str, num_weights: int, placement: _Placement) -> None:
+    needed = num_weights * placement.dtype.itemsize
+    if placement.device.type == "cuda":
+        available, _ = torch.cuda.mem_get_info(placement.device)
     else:
         available = psutil.virtual_memory().available
     if needed > available:
         raise CapacityError(
-            f"the weights of {name} need {needed / 1e9:.1f} GB on {device},"
-            f" {available / 1e9:.1f} GB are free;"
-            " free memory, use a 16-bit dtype or a smaller model"
+            f"the weights of {name} need {needed / 1e9:.1f} GB on {placement.device}, "
+            f"{available / 1e9:.1f} GB are free; free memory, use a 16-bit dtype or a smaller model"
         )
 
 

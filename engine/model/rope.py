@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from draftsmith.engine.model.config import RopeConfig
+from draftsmith.engine.model.rope_config import RopeConfig
 
 
 class RotaryTables:
