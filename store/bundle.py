@@ -90,7 +90,7 @@ def write_bundle(
 def read_bundle(folder: str | Path) -> Bundle:
     """Read and check a bundle. StoreInputError when it was changed, cut short, has missing, extra
     or linked files, or was written by a newer draftsmith. Compare ``record.checksum`` with the
-    store's     to know that it is the very bundle that was written.
+    store's to know that it is the very bundle that was written.
     """
     place = Path(folder).expanduser().absolute()
     if not place.is_dir():

@@ -42,7 +42,7 @@ def seal(
 ) -> str:
     """Write ``files`` and a manifest with ``about`` into a temporary folder beside ``folder``,
     flush it to the disk and rename it. Returns the manifest's sha256. ``replace`` puts it in the
-    place of     a sealed folder that is there; anything else that is there is refused.
+    place of a sealed folder that is there; anything else that is there is refused.
     """
     folder = Path(os.path.abspath(folder))
     for name in files:

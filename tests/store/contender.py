@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
 from contextlib import closing
 from multiprocessing.synchronize import Barrier
@@ -69,7 +70,8 @@ def contend(mode: str, url: str, name: str, count: int, barrier: Barrier) -> Non
     barrier.wait()
     with closing(open_database(url, busy_timeout_s=60.0)) as database:
         action = {"work": work, "drive": drive}[mode]
-        print(json.dumps(action(Repository(database), name, count, barrier)), flush=True)
+        line = json.dumps(action(Repository(database), name, count, barrier)) + "\n"
+        os.write(1, line.encode())  # one write: the pipe is shared, lines must not interleave
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.store.canonical import canonical_json, fingerprint, plain_json
@@ -50,6 +50,7 @@ def test_different_values_hash_differently(left: object, right: object) -> None:
     assert fingerprint(left) != fingerprint(right)
 
 
+@settings(max_examples=50, deadline=None)
 @given(VALUES)
 def test_canonical_text_is_a_fixed_point(value: object) -> None:
     text = canonical_json(value)
