@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.decode import DecodeLoop
 from draftsmith.engine.drafters.drafter import Drafter, DrafterContext
-from draftsmith.engine.drafters.registry import make_drafter
+from draftsmith.engine.drafters.registry import draft_rows, make_drafter
 from draftsmith.engine.drafters.vocabulary import forced_token_ids
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.job import DraftInputs
@@ -132,7 +132,7 @@ class NativeEngine:
         references: Mapping[str, tuple[int, ...]] | None,
     ) -> _Session:
         rows = max((len(r.prompt_ids) + r.sampling.max_tokens for r in requests), default=1)
-        rows += 2 * (max_nodes(config) + 1)
+        rows += 1 + max(max_nodes(config), draft_rows(config, inputs.rank_acceptance))
         capacity = -(-rows // CAPACITY_STEP) * CAPACITY_STEP
         slots = min(concurrency, max(1, len(requests)))
         digest = hashlib.sha256(repr((config, inputs)).encode()).hexdigest()
