@@ -133,7 +133,7 @@ def test_processor_without_avx2_falls_back(undecided: pytest.MonkeyPatch) -> Non
 
 
 def test_processes_that_start_together_build_once(cpp: None, tmp_path: Path) -> None:
-    """Three processes on an empty cache all end up with the one whole library."""
+    """Two processes on an empty cache both end up with the one whole library."""
     compiler = describe().compiler
     assert compiler is not None
     counted = _fake_compiler(
@@ -144,7 +144,7 @@ def test_processes_that_start_together_build_once(cpp: None, tmp_path: Path) -> 
         subprocess.Popen(
             [sys.executable, "-P", "-c", PROBE], env=environment, stdout=subprocess.PIPE, text=True
         )
-        for _ in range(3)
+        for _ in range(2)
     ]
     answers = [json.loads(process.communicate(timeout=240)[0]) for process in processes]
     assert all(answer == answers[0] for answer in answers)
