@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +11,7 @@ import optuna
 import pytest
 from sqlalchemy import inspect, text
 
-from draftsmith.store.database import optuna_storage
+from draftsmith.store.database import connect, optuna_storage
 from draftsmith.store.errors import StoreEnvironmentError, StoreInputError
 from draftsmith.store.migrations.upgrade import open_database
 from draftsmith.store.records import NewTrial
@@ -248,7 +247,6 @@ def test_optuna_lives_in_the_same_database(url: str, optuna_first: bool) -> None
         storage.engine.dispose()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="POSIX modes")
-def test_the_password_reaches_optuna(path: Path) -> None:
-    with closing(open_database(path)) as database:
-        assert optuna_storage(database).url == f"sqlite:///{path}"
+def test_optuna_gets_the_password() -> None:
+    with closing(connect("postgresql://me:secret@127.0.0.1:1/db")) as database:
+        assert optuna_storage(database).url == "postgresql+psycopg://me:secret@127.0.0.1:1/db"
