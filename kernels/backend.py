@@ -95,6 +95,8 @@ def describe() -> BackendInfo:
 
 
 def _native() -> _Native:
+    if _decide.cache_info().currsize:  # every kernel call comes by here: no lock once decided
+        return _decide()
     with _decision_lock:  # two threads must not build twice
         return _decide()
 

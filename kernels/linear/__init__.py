@@ -37,11 +37,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
             f"weight has strides {weight.stride()}; it must be contiguous:"
             " copying it would cost each call"
         )
-    native = library() if x.device.type == weight.device.type == "cpu" else None
+    native = library() if x.is_cpu and weight.is_cpu else None
     code = _DTYPE_CODES.get(weight.dtype)
     if native is None or code is None or x.dtype != torch.float32:
         return linear_reference(x, weight, bias)
-    out = torch.empty(num_rows, num_outputs)
+    out = torch.empty(num_rows, num_outputs, dtype=torch.float32)
     if out.numel() == 0:
         return out
     if x.stride(1) != 1:

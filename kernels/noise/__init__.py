@@ -62,7 +62,7 @@ def gumbel_rows(
     _ids(vocab_size)
     native = library()
     num_rows = len(seeds)
-    out = torch.empty(num_rows, vocab_size)
+    out = torch.empty(num_rows, vocab_size, dtype=torch.float32)
     if native is None:
         for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
             out[row] = torch.from_numpy(gumbel_of_words(_words(seed, position, vocab_size, stream)))

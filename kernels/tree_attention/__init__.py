@@ -53,7 +53,7 @@ def tree_attention(
         raise KernelInputError(f"window is {window}; use 1 or more, or None for no window")
     if softcap is not None and softcap <= 0:
         raise KernelInputError(f"softcap is {softcap}; use a positive number, or None for none")
-    native = library() if q.device.type == k_cache.device.type == "cpu" else None
+    native = library() if q.is_cpu and k_cache.is_cpu else None
     code = _DTYPE_CODES.get(k_cache.dtype)
     if native is None or code is None or q.dtype != torch.float32:
         return tree_attention_reference(

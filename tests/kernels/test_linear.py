@@ -113,3 +113,13 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         linear(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(4))
     with pytest.raises(KernelInputError, match="contiguous"):
         linear(torch.zeros(2, 8), torch.zeros(8, 3).T)
+
+
+def test_output_is_fp32_whatever_the_default_dtype(cpp: None) -> None:
+    x, weight, _ = _problem(3, 40, 50, torch.bfloat16)
+    expected = linear(x, weight)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(linear(x, weight), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
