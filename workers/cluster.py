@@ -35,6 +35,7 @@ MAX_FOLDER_CHARS = 38  # Ray's sockets go 66 characters deeper, the system's lim
 DAEMONS = ("raylet", "gcs_server")
 
 # Read by Ray when it is imported or starts processes; in force only meanwhile.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a local cluster listens on loopback only
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
@@ -130,7 +131,8 @@ class Cluster:
                 "Ray must be started on the main thread; make the executor there"
             )
         atexit.register(self.close)
-        with _environment(_QUIET):
+        local = self._config.address is None
+        with _environment(_QUIET | _LOOPBACK if local else _QUIET):
             import ray
 
             if ray.is_initialized():
@@ -179,7 +181,6 @@ class Cluster:
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level="ERROR",
-                _node_ip_address="127.0.0.1",
                 _temp_dir=str(folder),
                 _plasma_directory=str(folder) if small else None,
             )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from draftsmith.engine.job import JobStatus, MeasureJob, MeasureResult
 from draftsmith.workers.actor import CONTROL_GROUP, JOB_GROUP, MeasureActor, RunnerFactory
 from draftsmith.workers.cluster import Cluster, ClusterConfig
 from draftsmith.workers.errors import WorkerEnvironmentError
+from draftsmith.workers.flights import Flight, Pending, Worker, reason_of, with_absolute_paths
 from draftsmith.workers.measure import make_measurer
 from draftsmith.workers.resources import WorkerRequest, plan_workers
 
@@ -33,34 +34,6 @@ class PoolLimits:
     load_s: float = 600.0
     cancel_s: float = 10.0
     max_restarts: int = 3
-
-
-@dataclass(slots=True)
-class _Pending:
-    job: MeasureJob
-    attempts: int = 0  # workers that died under it
-    deaths: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A job on a worker. ``loading`` is answered once the target is there; then the job's time
-    starts.
-    """
-
-    pending: _Pending
-    loading: Any
-    running: Any
-    deadline_s: float
-    loaded: bool = False
-    cancelled: bool = False
-
-
-@dataclass(slots=True)
-class _Worker:
-    name: str
-    actor: Any = None
-    flight: _Flight | None = None
 
 
 class RayExecutor:
@@ -91,7 +64,7 @@ class RayExecutor:
         self._factory = factory
         self._limits = limits or PoolLimits()
         self._restarts = 0
-        self._queue: deque[_Pending] = deque()
+        self._queue: deque[Pending] = deque()
         self._done: deque[MeasureResult] = deque()
         self._cluster = Cluster(cluster)
         try:
@@ -100,7 +73,7 @@ class RayExecutor:
             self._cluster.close()
             raise
         self._workers = [
-            _Worker(f"{self._plan.device}{index}") for index in range(self._plan.num_workers)
+            Worker(f"{self._plan.device}{index}") for index in range(self._plan.num_workers)
         ]
 
     def __enter__(self) -> Self:
@@ -115,20 +88,18 @@ class RayExecutor:
 
     def submit(self, job: MeasureJob) -> None:
         """Queue a job; it goes out at once if a worker is idle."""
-        self._queue.append(_Pending(_with_absolute_paths(job)))
-        with self._lost_cluster_noticed():
-            self._dispatch()
+        self._queue.append(Pending(with_absolute_paths(job)))
+        self._guarded(self._dispatch)
 
     def next_result(self, timeout_s: float | None = None) -> MeasureResult | None:
         """The next result; None when ``timeout_s`` passed first or nothing is outstanding."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            with self._lost_cluster_noticed():
-                self._dispatch()
-                wait_s = 0.0 if self._done else POLL_S
-                if end is not None:
-                    wait_s = max(0.0, min(wait_s, end - time.monotonic()))
-                self._collect(wait_s)
+            wait_s = 0.0 if self._done else POLL_S
+            if end is not None:
+                wait_s = max(0.0, min(wait_s, end - time.monotonic()))
+            self._guarded(self._dispatch)
+            self._guarded(partial(self._collect, wait_s))
             self._expire()
             if self._done:
                 return self._done.popleft()
@@ -142,14 +113,12 @@ class RayExecutor:
         for pending in self._queue:
             self._finish(pending, "cancelled", "cancelled before it ran")
         self._queue.clear()
-        with self._lost_cluster_noticed():
-            for worker in self._workers:
-                if worker.flight is not None and not worker.flight.cancelled:
-                    worker.flight.cancelled = True
-                    limit = time.monotonic() + self._limits.cancel_s
-                    worker.flight.deadline_s = min(worker.flight.deadline_s, limit)
-                    cancel = worker.actor.cancel.options(concurrency_group=CONTROL_GROUP)
-                    cancel.remote(worker.flight.pending.job.job_id)
+        for worker in self._workers:
+            if worker.flight is not None and not worker.flight.cancelled:
+                worker.flight.cancelled = True
+                limit = time.monotonic() + self._limits.cancel_s
+                worker.flight.deadline_s = min(worker.flight.deadline_s, limit)
+        self._guarded(self._send_cancels)
 
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the actors that are up, for status displays and fault injection."""
@@ -167,6 +136,12 @@ class RayExecutor:
             worker.actor = worker.flight = None
         self._cluster.close()
 
+    def _send_cancels(self) -> None:
+        for worker in self._workers:
+            if worker.flight is not None:
+                cancel = worker.actor.cancel.options(concurrency_group=CONTROL_GROUP)
+                cancel.remote(worker.flight.pending.job.job_id)
+
     def _dispatch(self) -> None:
         for worker in self._workers:
             if worker.flight is not None or not self._queue:
@@ -175,7 +150,7 @@ class RayExecutor:
                 worker.actor = self._start_actor(worker.name)
             pending = self._queue.popleft()
             actor = worker.actor
-            worker.flight = _Flight(
+            worker.flight = Flight(
                 pending,
                 loading=actor.prepare.options(concurrency_group=JOB_GROUP).remote(
                     pending.job.target
@@ -216,7 +191,7 @@ class RayExecutor:
             if worker.flight is not None:
                 self._take(worker, worker.flight, ref)
 
-    def _take(self, worker: _Worker, flight: _Flight, ref: Any) -> None:
+    def _take(self, worker: Worker, flight: Flight, ref: Any) -> None:
         import ray
         from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayError
 
@@ -224,15 +199,15 @@ class RayExecutor:
             answer = ray.get(ref)
         except OutOfMemoryError as error:
             self._drop_actor(worker)
-            self._finish(flight.pending, "oom", f"out of memory, killed by Ray: {_reason(error)}")
+            self._finish(flight.pending, "oom", f"out of memory, killed by Ray: {reason_of(error)}")
         except (ActorDiedError, ActorUnavailableError) as error:
             self._cluster_or_raise()
             self._drop_actor(worker)
-            self._retry_or_report(flight, _reason(error))
+            self._retry_or_report(flight, reason_of(error))
         except RayError as error:
             self._cluster_or_raise()
             self._drop_actor(worker)
-            self._finish(flight.pending, "error", _reason(error))
+            self._finish(flight.pending, "error", reason_of(error))
         else:
             if ref == flight.running:
                 worker.flight = None
@@ -243,10 +218,9 @@ class RayExecutor:
                     limit_s = flight.pending.job.timeout_s + self._limits.grace_s
                     flight.deadline_s = time.monotonic() + limit_s
 
-    def _retry_or_report(self, flight: _Flight, reason: str) -> None:
+    def _retry_or_report(self, flight: Flight, reason: str) -> None:
         pending = flight.pending
         pending.attempts += 1
-        pending.deaths.append(reason)
         if flight.cancelled:
             self._finish(pending, "cancelled", "cancelled; its worker died")
         elif pending.attempts < MAX_ATTEMPTS:
@@ -255,7 +229,7 @@ class RayExecutor:
             self._finish(
                 pending,
                 "died",
-                f"its worker died {pending.attempts} times: {'; '.join(pending.deaths)}",
+                f"its worker died {pending.attempts} times, last: {reason}",
             )
 
     def _expire(self) -> None:
@@ -264,7 +238,7 @@ class RayExecutor:
             flight = worker.flight
             if flight is None or now < flight.deadline_s:
                 continue
-            self._drop_actor(worker, kill=True)
+            self._drop_actor(worker)
             job = flight.pending.job
             if flight.cancelled:
                 self._finish(flight.pending, "cancelled", "cancelled; its worker was killed")
@@ -282,27 +256,25 @@ class RayExecutor:
                     f"no worker had loaded {job.target.path} after {self._limits.load_s:g} s",
                 )
 
-    def _drop_actor(self, worker: _Worker, *, kill: bool = False) -> None:
-        if kill:
-            import ray
+    def _drop_actor(self, worker: Worker) -> None:
+        import ray
 
-            with suppress(Exception):  # it may be dead already
-                ray.kill(worker.actor)
+        with suppress(Exception):  # it may be dead already
+            ray.kill(worker.actor)
         worker.actor = worker.flight = None
 
-    def _finish(self, pending: _Pending, status: JobStatus, reason: str) -> None:
+    def _finish(self, pending: Pending, status: JobStatus, reason: str) -> None:
         self._done.append(MeasureResult(job_id=pending.job.job_id, status=status, reason=reason))
 
-    @contextmanager
-    def _lost_cluster_noticed(self) -> Iterator[None]:
-        """Restart a local cluster that died, before or during the calls inside; raise for one that
-        cannot be restarted.
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Do ``step``; if the cluster died before or meanwhile, restart it, or raise if that cannot
+        be done.
         """
         from ray.exceptions import RayError
 
         try:
             self._cluster_or_raise()
-            yield
+            step()
         except _ClusterLostError:
             self._recover()
         except (RayError, ConnectionError, RuntimeError) as error:
@@ -315,7 +287,7 @@ class RayExecutor:
             raise _ClusterLostError
 
     def _recover(self, error: Exception | None = None) -> None:
-        reason = _reason(error) if error else "its raylet or GCS ended"
+        reason = reason_of(error) if error else "its raylet or GCS ended"
         if not self._cluster.is_local:
             raise WorkerEnvironmentError(f"the Ray cluster is lost: {reason}") from error
         if self._restarts >= self._limits.max_restarts:
@@ -338,30 +310,3 @@ class RayExecutor:
 
 class _ClusterLostError(Exception):
     """The local cluster's processes ended."""
-
-
-def _with_absolute_paths(job: MeasureJob) -> MeasureJob:
-    """Workers run in another folder: paths relative to the driver's are made absolute. Names (the
-    embedded model's, a hub id) stay.
-    """
-    configs = {
-        name: replace(config, draft_model=_absolute(config.draft_model))
-        if config.draft_model
-        else config
-        for name, config in job.configs.items()
-    }
-    return replace(
-        job, target=replace(job.target, path=_absolute(job.target.path)), configs=configs
-    )
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(path) if os.path.exists(path) else path
-
-
-def _reason(error: BaseException) -> str:
-    """The telling line of one of Ray's long messages."""
-    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "exit detail" in line or "has died" in line]
-    text = (telling or lines or [type(error).__name__])[-1]
-    return text if len(text) <= 400 else text[:397] + "..."

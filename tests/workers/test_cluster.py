@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draftsmith.workers.cluster import Cluster, ClusterConfig
+from draftsmith.workers.errors import WorkerEnvironmentError
+from draftsmith.workers.leftovers import (
+    TOKEN_VARIABLE,
+    clean_leftovers,
+    cluster_processes,
+    new_record,
+    write_record,
+)
+from draftsmith.workers.pool import RayExecutor
+
+DRIVER = Path(__file__).parents[1] / "support" / "driver.py"
+WAIT_S = 60.0
+
+
+def wait_until_gone(token: str) -> list[str]:
+    """Names of the processes of a cluster that are still there after a while."""
+    end = time.monotonic() + WAIT_S
+    while (left := cluster_processes(token)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return [process.name() for process in left]
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """A driver process in its own group with a job running; (process, token, records)."""
+    records = tmp_path / "records"
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(DRIVER), str(records)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (record,) = records.glob("*.json")
+    token = json.loads(record.read_text())["token"]
+    assert len(cluster_processes(token)) >= 3  # raylet, gcs_server, worker
+    yield process, token, records
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    clean_leftovers(records)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
+def test_terminated_or_interrupted_driver_leaves_nothing(
+    driver: tuple[subprocess.Popen[str], str, Path], signal_: signal.Signals
+) -> None:
+    process, token, records = driver
+    os.killpg(process.pid, signal_)  # as the terminal does for Ctrl-C: the whole group
+    process.wait(WAIT_S)
+    assert wait_until_gone(token) == []
+    assert list(records.iterdir()) == []
+
+
+@pytest.mark.ray
+def test_killed_driver_is_cleaned_up_by_the_next_start(
+    driver: tuple[subprocess.Popen[str], str, Path],
+) -> None:
+    process, token, records = driver
+    folder = Path(json.loads(next(records.glob("*.json")).read_text())["folder"])
+    assert clean_leftovers(records) == 0  # of a living driver nothing is touched
+    assert cluster_processes(token) and folder.exists()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(WAIT_S)
+    clean_leftovers(records)
+    assert wait_until_gone(token) == []
+    assert not folder.exists() and list(records.iterdir()) == []
+
+
+def test_leftovers_are_found_by_token_and_killed(tmp_path: Path) -> None:
+    """A process that ignores its parent's death, of a driver whose id was given anew."""
+    record = new_record(tmp_path / "cluster")
+    (tmp_path / "cluster").mkdir()
+    stale = type(record)(
+        token=record.token,
+        folder=record.folder,
+        driver_pid=record.driver_pid,
+        driver_started=record.driver_started - 100.0,
+    )
+    write_record(tmp_path / "records", stale)
+    (tmp_path / "records" / "ray-broken.json").write_text("{")
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, TOKEN_VARIABLE: record.token},
+    )
+    while not cluster_processes(record.token):
+        time.sleep(0.05)
+    assert clean_leftovers(tmp_path / "records") == 1
+    assert sleeper.wait(WAIT_S) == -signal.SIGKILL
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_a_cluster_is_started_on_the_main_thread_only(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+
+    def start() -> None:
+        try:
+            Cluster(ClusterConfig(record_dir=tmp_path))
+        except WorkerEnvironmentError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1 and "main thread" in str(errors[0])
+
+
+@pytest.mark.ray
+def test_a_second_connection_in_one_process_is_refused(
+    ray_executor: RayExecutor, tmp_path: Path
+) -> None:
+    with pytest.raises(WorkerEnvironmentError, match="already"):
+        Cluster(ClusterConfig(record_dir=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert ray_executor.next_result(0.0) is None  # the first connection still works
