@@ -69,7 +69,7 @@ def load_tokenizer(path: Path) -> Any:
             if path.is_file():
                 return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
             return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # the tokenizers library raises bare ones for a bad file
         raise EngineInputError(
             f"{path} has no usable tokenizer ({_first_line(error)}); put the model's"
             " tokenizer.json and"

