@@ -1,6 +1,6 @@
 """What a run works on: the prompts in their two parts, the tokenizer, the facts of the models.
 
-Nothing here loads weights; the workers do.
+Nothing here loads weights; the workers do. transformers is imported by the functions that need it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftsmith.engine.errors import EngineInputError
-from draftsmith.engine.model.facts import ModelFacts, read_facts
-from draftsmith.engine.model.loading import load_tokenizer
 from draftsmith.engine.prompts import (
     draft_vocab_ranking,
     request_id,
@@ -24,6 +22,9 @@ from draftsmith.engine.workload_formats import WorkloadRow
 from draftsmith.tuner.deployment import Deployment
 from draftsmith.tuner.errors import TunerInputError
 from draftsmith.tuner.knobs import SpaceFacts
+
+if TYPE_CHECKING:
+    from draftsmith.engine.model.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,8 @@ def load_material(deployment: Deployment) -> Material:
     """Read workload, tokenizer and configurations. Raises EngineInputError for what cannot be read,
     and TunerInputError when the prompts are too few or the draft model has another vocabulary.
     """
+    from draftsmith.engine.model.facts import read_facts
+
     workload = read_workload(deployment.workload.path)
     target = read_facts(deployment.target.path)
     facts = _space_facts(deployment, target)
@@ -125,7 +128,11 @@ def load_material(deployment: Deployment) -> Material:
 
 
 def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
-    """Refuse a draft model whose token ids mean something else: its drafts could never be compared."""
+    """Refuse a draft model whose token ids mean something else: its drafts could never be compared.
+    """
+    from draftsmith.engine.model.facts import read_facts
+    from draftsmith.engine.model.loading import load_tokenizer
+
     draft = read_facts(path)
     if draft.vocab_size != target.vocab_size:
         raise TunerInputError(
@@ -156,6 +163,8 @@ def _space_facts(deployment: Deployment, target: ModelFacts) -> SpaceFacts:
 
 def _tokenizer(target: ModelFacts, workload: Workload) -> Any:
     """None only when every row is token ids already."""
+    from draftsmith.engine.model.loading import load_tokenizer
+
     try:
         return load_tokenizer(target.source_path)
     except EngineInputError:

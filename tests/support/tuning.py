@@ -52,7 +52,7 @@ class Bench:
         world: World,
         *,
         budget_s: float = 600.0,
-        max_trials: int | None = None,
+        max_trials: int | None = 12,
         num_workers: int = 1,
         concurrency: int = 1,
         num_tuning: int = 16,

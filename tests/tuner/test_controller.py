@@ -26,7 +26,7 @@ def test_the_best_configuration_wins_and_is_confirmed_on_other_prompts(bench: Be
     result = bench.run(world)
     assert result.verdict == "winner"
     assert result.config["drafter"] == "suffix"
-    assert result.config["block_size"] >= 12
+    assert result.config["block_size"] >= 8
     assert result.ratio is not None and result.ratio.low > 1.0
     tuning = {r.request_id for job in world.jobs if job.stop_early for r in job.requests}
     confirmed = {
@@ -144,7 +144,7 @@ def test_a_finished_budget_resumes_to_no_further_trial(bench: Bench) -> None:
 
 def test_no_configuration_is_measured_twice(bench: Bench) -> None:
     world = World(speed=suffix_pays, noise=0.02)
-    result = bench.run(world, budget_s=3000)
+    result = bench.run(world, budget_s=3000, max_trials=20)
     trials = bench.trials(world, result.run, "explore")
     assert len({(t.config_hash, t.rung) for t in trials}) == len(trials)
     requests = [
@@ -159,8 +159,8 @@ def test_no_configuration_is_measured_twice(bench: Bench) -> None:
 def test_the_budget_holds_and_the_confirmation_keeps_its_share(bench: Bench) -> None:
     world = World(speed=suffix_pays, noise=0.05)
     start = world.now_s
-    result = bench.run(world, budget_s=400)
-    assert world.now_s - start <= 400 * 1.05
+    result = bench.run(world, budget_s=300, max_trials=None)
+    assert world.now_s - start <= 300 * 1.05
     assert sum(result.seconds_by_phase.values()) == pytest.approx(world.now_s - start, abs=1.0)
     assert result.seconds_by_phase["confirm"] > 0
     assert result.verdict == "winner"

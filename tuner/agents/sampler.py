@@ -45,6 +45,7 @@ class SamplerAgent:
         attached: Iterable[int] = (),
     ) -> None:
         self._facts = facts
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(
             storage=storage, study_name=study_name, direction="maximize", load_if_exists=True
         )
@@ -153,8 +154,7 @@ class _Recorder:
 
 
 def open_storage(url: str, engine_kwargs: dict[str, Any]) -> optuna.storages.RDBStorage:
-    """Optuna's own tables in the store's database, without its chatter."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    """Optuna's own tables in the store's database."""
     return optuna.storages.RDBStorage(url, engine_kwargs=engine_kwargs)
 
 
