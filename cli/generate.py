@@ -12,7 +12,7 @@ from rich.console import Console
 from draftsmith.cli import options as opt
 from draftsmith.cli.configs import override, read_choice, resolve, sampling_of, target_of
 from draftsmith.cli.errors import VERIFY_FAILED, CliInputError
-from draftsmith.cli.output import Output, facts
+from draftsmith.cli.output import Output, facts, make_console
 from draftsmith.cli.wiring import Placement, Running, load_engine
 from draftsmith.engine.prompts import requests_for_turn
 from draftsmith.engine.types import Completion, Request, Sampling, SpecConfig
@@ -121,4 +121,4 @@ def _summary(document: dict[str, Any]) -> None:
     if document["equals_stock"] is not None:
         pairs.append(("stock decode", f"{document['stock_tokens_per_s']:.1f} tokens/s"))
         pairs.append(("equals stock", document["equals_stock"]))
-    Console(stderr=True, highlight=False).print(facts(pairs))
+    make_console(stderr=True).print(facts(pairs))

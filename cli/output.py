@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich import markup
 from rich.console import Console
 from rich.table import Table
+
+WIDE = 160  # columns where there is no terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,13 @@ class Output:
         if self.as_json:
             print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
         else:
-            render(Console(highlight=False))
+            render(make_console())
 
-    def note(self, text: str) -> None:
-        """A line for people, on stderr."""
-        Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal; wide enough not to fold tables in a file or a pipe."""
+    made = Console(stderr=stderr, highlight=False)
+    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=WIDE)
 
 
 def plain(value: Any) -> Any:
@@ -86,6 +91,4 @@ def ratio_text(ratio: float | None, low: float | None, high: float | None) -> st
 
 def escape(text: str) -> str:
     """Text that rich prints as it is."""
-    from rich.markup import escape as rich_escape
-
-    return rich_escape(text)
+    return markup.escape(text)

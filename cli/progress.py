@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftsmith.cli.output import escape, ratio_text
+from draftsmith.cli.output import escape, make_console, ratio_text
 from draftsmith.tuner.duration import format_duration
 from draftsmith.tuner.progress import Phase, TrialNews
 from draftsmith.tuner.space import config_text
@@ -40,7 +39,7 @@ class TuneProgress:
 
     def __init__(self, budget_s: float) -> None:
         self._budget_s = budget_s
-        self._console = Console(stderr=True, highlight=False)
+        self._console = make_console(stderr=True)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
@@ -93,7 +92,7 @@ class TuneProgress:
 @contextmanager
 def counted(label: str, total: int) -> Iterator[Callable[[], None]]:
     """Progress over ``total`` equal steps; call the function that is given once a step."""
-    console = Console(stderr=True, highlight=False)
+    console = make_console(stderr=True)
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
