@@ -45,7 +45,8 @@ class Baseline:
     stock_s: Mapping[str, float]
     tokens_per_s: float
     margin_noise: float | None
-    stock_tie_rate: float | None
+    stock_ties: int  # positions where stock, forced, chose otherwise than it did one at a time,
+    stock_positions: int  # of so many
     inputs: DraftInputs
     confirm_s: float
 
@@ -92,7 +93,8 @@ class _Measured:
         self._seconds: dict[str, float] = {}
         self._tokens = 0
         self._noise: list[float] = []
-        self._tie_rates: list[float] = []
+        self._ties = 0
+        self._positions = 0
         self._read: set[int] = set()
         self._requests: dict[tuple[str, int], Request] = {}
         self._take_finished()
@@ -153,7 +155,8 @@ class _Measured:
             stock_s=self._seconds,
             tokens_per_s=self._tokens / sum(self._seconds.values()),
             margin_noise=max(self._noise, default=None),
-            stock_tie_rate=max(self._tie_rates, default=None),
+            stock_ties=self._ties,
+            stock_positions=self._positions,
             inputs=DraftInputs(draft_vocab_ids=ranked),
             confirm_s=allotment.confirm_s,
         )
@@ -199,8 +202,8 @@ class _Measured:
         summary = trial.summary or {}
         if summary.get("margin_noise") is not None:
             self._noise.append(summary["margin_noise"])
-        if summary.get("stock_tie_rate") is not None:
-            self._tie_rates.append(summary["stock_tie_rate"])
+        self._ties += summary.get("stock_ties", 0)
+        self._positions += summary.get("stock_positions", 0)
 
     def _in_order(self, prompts: Sequence[Prompt]) -> tuple[Request, ...]:
         requests = (

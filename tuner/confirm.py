@@ -110,6 +110,8 @@ def confirm(
             inputs=baseline.inputs,
             references={r.request_id: baseline.references[r.request_id] for r in requests},
             margin_noise=baseline.margin_noise,
+            stock_ties=baseline.stock_ties,
+            stock_positions=baseline.stock_positions,
             force_all=True,
             timeout_s=max(LEAST_TIMEOUT_S, PATIENCE * expected),
         )

@@ -183,7 +183,7 @@ class Explorer:
             climber = self._climber(trial)
             if trial.state == "failed":
                 climber.failed = trial.reason or "failed"
-            elif trial.state == "pruned" and trial.score is None:
+            elif trial.state == "pruned" and not (trial.summary or {}).get("stopped_early"):
                 _give_up(climber, trial, trial.reason)
             elif trial.state in ("done", "pruned"):
                 evidence = read_stored(session.repository, trial, self._baseline.references)
@@ -259,6 +259,8 @@ class Explorer:
             inputs=baseline.inputs,
             references={r.request_id: baseline.references[r.request_id] for r in requests},
             margin_noise=baseline.margin_noise,
+            stock_ties=baseline.stock_ties,
+            stock_positions=baseline.stock_positions,
             stop_early=True,
             timeout_s=min(limit, max(1.0, self.seconds_left)),
         )

@@ -111,7 +111,11 @@ def baseline_outcome(result: MeasureResult) -> TrialOutcome:
         score=1.0,
         feasible=True,
         summary=_summary(result)
-        | {"margin_noise": result.margin_noise, "stock_tie_rate": result.stock_tie_rate},
+        | {
+            "margin_noise": result.margin_noise,
+            "stock_ties": result.stock_ties,
+            "stock_positions": result.stock_positions,
+        },
         timings=tuple(StoredTiming(**asdict(timing)) for timing in result.timings),
         outputs=tuple(StoredOutput(**asdict(output)) for output in result.outputs),
     )

@@ -151,11 +151,16 @@ def run_job(world: World, job: MeasureJob) -> tuple[MeasureResult, float]:
         outputs=tuple(outputs),
         margin_noise=0.01,
         stock_tie_rate=0.0,
+        stock_positions=total_tokens(outputs),
         stopped_early=stopped and unit + 1 < len(groups),
         worker="fake",
         wall_s=total,
     )
     return result, total
+
+
+def total_tokens(outputs: Sequence[OutputRecord]) -> int:
+    return sum(len(output.token_ids) for output in outputs if output.config == STOCK)
 
 
 def stock_output(request: Request) -> tuple[int, ...]:

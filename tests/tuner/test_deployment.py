@@ -1,0 +1,142 @@
+"""Deployments from YAML and flags: what is read, what is refused and how it is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from draftsmith.tuner.deployment import Deployment, Effort
+from draftsmith.tuner.deployment_file import load_deployment
+from draftsmith.tuner.duration import format_duration, parse_budget
+from draftsmith.tuner.errors import BudgetError, TunerInputError
+
+BASE = {"target": "model", "workload": "prompts.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10m", 600), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("600", 600), (45, 45), ("1H", 3600)],
+)
+def test_budgets_are_durations(text: str | int, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0", "more than 0"),
+        ("-5m", "more than 0"),
+        ("abc", "not a duration"),
+        ("", "not a duration"),
+        ("10 minutes", "not a duration"),
+        ("nan", "more than 0"),
+        ("inf", "more than 0"),
+        ("5s", "less than 10 s"),
+        (True, "not a duration"),
+    ],
+)
+def test_a_budget_that_is_none_is_named(text: str | bool, why: str) -> None:
+    with pytest.raises(BudgetError, match=why) as caught:
+        parse_budget(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_durations_read_back() -> None:
+    for seconds in (45, 90, 600, 5400):
+        assert parse_budget(format_duration(seconds)) == seconds
+
+
+def test_yaml_and_flags_merge_and_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "deployment.yaml"
+    file.write_text(
+        "target: {path: model, dtype: float32}\n"
+        "workload: {path: prompts.jsonl, heldout_fraction: 0.4}\n"
+        "regime: {temperature: 0.8, seed: 3, stop_strings: [END]}\n"
+        "drafters: [ngram, suffix]\nbudget: 10m\n"
+    )
+    made = load_deployment(file, {"regime.temperature": 0.2, "budget": None, "max_trials": 5})
+    assert made.target.dtype == "float32"
+    assert made.regime.sampling.temperature == 0.2
+    assert made.regime.sampling.seed == 3
+    assert made.regime.sampling.stop_strings == ("END",)
+    assert made.workload.heldout_fraction == 0.4
+    assert made.drafters == ("ngram", "suffix")
+    assert made.effort == Effort(budget_s=600.0, max_trials=5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"wrkload": 1}, "unknown key 'wrkload'. Did you mean 'workload'?"),
+        ({"regime.temprature": 1}, "Did you mean 'regime.temperature'?"),
+        ({"regime": {"temprature": 1}}, "unknown key regime.temprature. Did you mean 'temperature'?"),
+        ({"regime": 3}, "must map keys to values"),
+        ({"regime.top_p": 0}, "regime.top_p is 0: it must be more than 0 and at most 1"),
+        ({"regime.concurrency": 0}, "at least 1"),
+        ({"regime.concurrency": 2.5}, "whole number"),
+        ({"regime.max_tokens": "many"}, "whole number"),
+        ({"target.dtype": "int8"}, "target.dtype is 'int8'"),
+        ({"drafters": ["ngrm"]}, "Did you mean 'ngram'?"),
+        ({"drafters": []}, "drafters is empty"),
+        ({"drafters": ["draft_model"]}, "needs a model"),
+        ({"drafters": ["ngram"], "draft_model": "small"}, "leave it out"),
+        ({"regime.min_tokens": 300}, "more than regime.max_tokens"),
+        ({"seed": -1}, "at least 0"),
+        ({"seed": float("nan")}, "whole number"),
+        ({"workload": {"path": "x", "heldout_fraction": 1}}, "at most 0.9"),
+    ],
+)
+def test_wrong_values_are_named_with_limit_and_fix(
+    flags: dict[str, object], message: str
+) -> None:
+    with pytest.raises(TunerInputError) as caught:
+        load_deployment(None, {**BASE, **flags})
+    assert message in str(caught.value)
+
+
+def test_what_is_needed_is_asked_for() -> None:
+    with pytest.raises(TunerInputError, match="target.path is missing"):
+        load_deployment(None, {"workload": "x"})
+    with pytest.raises(TunerInputError, match="workload.path is missing"):
+        load_deployment(None, {"target": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("- a\n- b\n", "holds a list"), ("a: [1\n", "is not YAML"), ("", "holds a NoneType")],
+)
+def test_a_broken_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(TunerInputError, match=message):
+        load_deployment(file)
+    with pytest.raises(TunerInputError, match="cannot be read"):
+        load_deployment(tmp_path / "missing.yaml")
+
+
+def test_the_fingerprint_follows_content_and_not_effort(tmp_path: Path) -> None:
+    made = deployment_in(tmp_path / "a")
+    assert made.fingerprint() == deployment_in(tmp_path / "b").fingerprint()
+    assert replace(made, effort=Effort(budget_s=9999.0)).fingerprint() == made.fingerprint()
+    assert replace(made, drafters=("ngram",)).fingerprint() != made.fingerprint()
+    before = made.fingerprint()
+    Path(made.workload.path).write_text('{"prompt": "three"}\n')
+    assert made.fingerprint() != before
+
+
+def test_the_fingerprint_follows_the_weights(tmp_path: Path) -> None:
+    made = deployment_in(tmp_path)
+    before = made.fingerprint()
+    (Path(made.target.path) / "model.safetensors").write_bytes(b"other")
+    assert made.fingerprint() != before
+
+
+def deployment_in(folder: Path) -> Deployment:
+    model = folder / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    workload = folder / "prompts.jsonl"
+    workload.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    return load_deployment(None, {"target": str(model), "workload": str(workload)})
