@@ -188,7 +188,7 @@ def test_b4_any_token_as_eos_ends_the_request_at_its_first_hit(
 
 
 def test_b4_a_drafted_eos_that_is_rejected_does_not_end_the_request(engine: NativeEngine) -> None:
-    request = make_requests(6, VOCAB, max_tokens=10)[2]
+    request = make_requests(6, VOCAB, max_tokens=10)[3]
     plain = engine.run([request], OFF).completions[0].token_ids
     never = next(token for token in range(2, VOCAB) if token not in plain)
     ended = replace(request, sampling=replace(request.sampling, stop_token_ids=(never,)))
