@@ -42,6 +42,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/structure.py --check
 
 bench: $(STAMP)
 	$(BIN)/draftsmith bench $(BENCH_FLAGS)
