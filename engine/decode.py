@@ -148,7 +148,7 @@ class DecodeLoop:
             ]
         return [
             verify(rows, tree, context, eos_ids=self._eos, verifier=self._verifier)
-            for rows, tree, context in zip(logits.split(list(widths)), trees, contexts, strict=True)
+            for rows, tree, context in zip(torch.split(logits, list(widths)), trees, contexts, strict=True)
         ]
 
     def _record_margins(self, logits: torch.Tensor, running: Sequence[Running]) -> None:
@@ -168,7 +168,7 @@ class DecodeLoop:
     ) -> None:
         commits = []
         wants = self._drafter is not None and self._drafter.needs_logits
-        parts = logits.split(list(widths)) if wants else [None] * len(running)
+        parts = torch.split(logits, list(widths)) if wants else [None] * len(running)
         for one, tree, verdict, rows in zip(running, trees, verdicts, parts, strict=True):
             tokens = one.commit(len(tree), verdict.tokens(tree))
             accepted = verdict.path[: len(tokens)]
@@ -194,7 +194,7 @@ def prefill(
     """Run ``token_ids`` behind the committed rows of ``slot`` and commit them. Returns the last
     chunk's hidden rows ``[W, H]``, or all of them ``[N, H]`` with ``every_row``.
     """
-    chunks = []
+    chunks: list[torch.Tensor] = []
     for begin in range(0, len(token_ids), PREFILL_CHUNK):
         part = token_ids[begin : begin + PREFILL_CHUNK]
         cache.require(slot, len(part))

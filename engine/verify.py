@@ -76,7 +76,8 @@ def walk(choices: Sequence[int], tree: DraftTree) -> Verdict:
         (parent, token): i
         for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
     }
-    node, path = -1, []
+    node = -1
+    path: list[int] = []
     while True:
         token = choices[node + 1]
         following = child.get((node, token))
@@ -94,7 +95,8 @@ def _walk_lazily(
         (parent, token): i
         for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
     }
-    node, path = -1, []
+    node = -1
+    path: list[int] = []
     here = context
     while True:
         (token,) = choose(logits[node + 1 : node + 2], [here], eos_ids=eos_ids)
