@@ -23,6 +23,7 @@ from draftsmith.store.owners import this_process
 from draftsmith.store.records import Budget, RunRecord
 from draftsmith.store.repository import Repository
 from draftsmith.tuner.agents.agent import Agent
+from draftsmith.tuner.agents.neighbours import NeighbourAgent
 from draftsmith.tuner.agents.rules import starting_points
 from draftsmith.tuner.agents.sampler import SamplerAgent, open_storage
 from draftsmith.tuner.baseline import Baseline, measure_baseline
@@ -201,15 +202,16 @@ def _agents(session: Session, facts: SpaceFacts, options: RunOptions) -> list[Ag
     if options.optuna is not None:
         storage = open_storage(options.optuna.url, options.optuna.engine_kwargs)
     stored = session.repository.trials(run.id, stage=EXPLORE)
+    starts = starting_points(facts)
     sampler = SamplerAgent(
         facts,
         study_name=f"draftsmith {run.uuid}",
         seed=run.seed,
         storage=storage,
-        starts=starting_points(facts),
+        starts=starts,
         attached=[t.optuna_number for t in stored if t.optuna_number is not None],
     )
-    return [sampler]
+    return [sampler, NeighbourAgent(facts, patience=len(starts))]
 
 
 def _settings(

@@ -100,7 +100,7 @@ class Explorer:
         climber = next_to_climb(everyone, len(self._rungs))
         if climber is None and self._may_propose():
             view = View(known=list(self.climbers), seconds_left=self.seconds_left)
-            for _ in self._agents:
+            for _ in range(len(self._agents)):
                 self._agents.rotate(-1)
                 proposals = self._agents[-1].propose(view, 1)
                 if proposals:

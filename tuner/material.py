@@ -128,8 +128,7 @@ def load_material(deployment: Deployment) -> Material:
 
 
 def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
-    """Refuse a draft model whose token ids mean something else: its drafts could never be compared.
-    """
+    """Refuse a draft model whose token ids mean something else."""
     from draftsmith.engine.model.facts import read_facts
     from draftsmith.engine.model.loading import load_tokenizer
 

@@ -53,7 +53,7 @@ def ratio_interval(
     confidence: float = CONFIDENCE,
     seconds: Callable[[Pair], tuple[float, float]] | None = None,
 ) -> Interval:
-    """Ratio of summed seconds with its interval; ``seconds`` picks (stock's, the configuration's)."""
+    """Ratio of summed seconds with its interval; ``seconds`` picks (stock's, the other's)."""
     pick = seconds or end_to_end
     picked = [pick(pair) for pair in pairs]
     result = paired_ratio(
@@ -76,7 +76,7 @@ def end_to_end(pair: Pair) -> tuple[float, float]:
 
 
 def decode_only(pair: Pair) -> tuple[float, float]:
-    """Prefill taken off; never less than a microsecond, so that an output of one token has a ratio."""
+    """Prefill taken off; at least a microsecond, so that an output of one token has a ratio."""
     return (
         max(1e-6, pair.stock_s - pair.stock_prefill_s),
         max(1e-6, pair.config_s - pair.config_prefill_s),

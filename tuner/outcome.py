@@ -105,7 +105,7 @@ def to_outcome(
 
 
 def baseline_outcome(result: MeasureResult) -> TrialOutcome:
-    """What the store keeps of a baseline job: stock's times and outputs, speed-up 1 by definition."""
+    """What the store keeps of a baseline job: stock's times and outputs, and a speed-up of 1."""
     return TrialOutcome(
         state="done",
         score=1.0,

@@ -56,7 +56,7 @@ class Session:
         self.repository.save_artifact(self.run.id, name, value)
 
     def job_id(self, trial: TrialRecord) -> str:
-        """Unique over attempts, so that an answer to a lost attempt is never taken for this one's."""
+        """Unique over attempts: an answer to a lost attempt is never taken for this one's."""
         return f"{self.run.uuid}/{trial.number}/{trial.attempt}"
 
     def carry_out(self, stage: str, trials: Sequence[NewTrial], build: Build, read: Read) -> None:

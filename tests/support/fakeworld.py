@@ -1,7 +1,9 @@
-"""A world where every configuration costs a known number of seconds, on a clock that it moves itself.
+"""A world where every configuration costs a known number of seconds, on a clock that it moves
+itself.
 
-``FakeExecutor`` runs measuring jobs by formula: stock needs a second for so many tokens, a configuration
-``stock / speed(config)``, with optional noise that depends on the seed alone. No model, no sleeping.
+``FakeExecutor`` runs measuring jobs by formula: stock needs a second for so many tokens, a
+configuration ``stock / speed(config)``, with optional noise that depends on the seed alone. No
+model, no sleeping.
 """
 
 from __future__ import annotations
@@ -14,12 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftsmith.engine.job import STOCK, MeasureJob, MeasureResult, OutputRecord, UnitTiming
+from draftsmith.engine.job import (
+    STOCK,
+    MeasureJob,
+    MeasureResult,
+    OutputRecord,
+    TargetRef,
+    UnitTiming,
+)
 from draftsmith.engine.timing import losing
 from draftsmith.engine.types import Request, SpecConfig
 from draftsmith.engine.workload_formats import WorkloadRow
 from draftsmith.tuner.deployment import Deployment, Effort, Regime, WorkloadSpec
-from draftsmith.engine.job import TargetRef
 from draftsmith.tuner.knobs import SpaceFacts
 from draftsmith.tuner.material import Material, Prompt
 
@@ -33,9 +41,9 @@ class Killed(BaseException):
 
 @dataclass
 class World:
-    """``speed(config)`` is the speed-up over stock, ``lossy(config)`` whether its outputs differ from
-    stock's, ``status(config)`` how its jobs end, ``seconds(config, value)`` may replace a measured time
-    with anything. ``kill_at`` raises at that submit or result (1, 2, ...).
+    """``speed(config)`` is the speed-up over stock, ``lossy(config)`` whether its outputs differ
+    from stock's, ``status(config)`` how its jobs end, ``seconds(config, value)`` may replace a
+    measured time with anything. ``kill_at`` raises at that submit or result (1, 2, ...).
     """
 
     speed: Callable[[SpecConfig], float]
@@ -252,7 +260,9 @@ class PlainTokenizer:
         return " ".join(str(token) for token in token_ids)
 
 
-def make_material(deployment: Deployment, *, num_tuning: int, num_heldout: int, turns: int = 1):
+def make_material(
+    deployment: Deployment, *, num_tuning: int, num_heldout: int, turns: int = 1
+) -> Material:
     """Prompts without a file: every category in turn."""
     return Material(
         deployment=deployment,
@@ -291,6 +301,8 @@ def _prompts(prefix: str, count: int, turns: int) -> tuple[Prompt, ...]:
         category = CATEGORIES[index % len(CATEGORIES)]
         row_id = f"{prefix}{index}"
         asked = tuple(f"{row_id} question {turn}" for turn in range(turns))
-        row = WorkloadRow(row_id=row_id, line=index + 1, digest=row_id, category=category, turns=asked)
+        row = WorkloadRow(
+            row_id=row_id, line=index + 1, digest=row_id, category=category, turns=asked
+        )
         prompts.append(Prompt(row_id=row_id, category=category, num_turns=turns, row=row))
     return tuple(prompts)

@@ -14,7 +14,6 @@ from draftsmith.tuner.controller import RunOptions, tune
 from draftsmith.tuner.deployment import Effort
 from draftsmith.tuner.progress import TrialNews
 from draftsmith.tuner.result import TuneResult
-
 from tests.support.fakeworld import FakeExecutor, Killed, World, make_deployment, make_material
 
 DEAD_AFTER_S = 1000.0  # longer than a driver's claim lives
@@ -100,5 +99,3 @@ class Bench:
 
     def close(self) -> None:
         self.database.close()
-
-

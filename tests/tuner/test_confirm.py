@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.confirm import Confirmation, holm_confidence, judge
 from draftsmith.tuner.deployment import Objective
@@ -13,7 +14,6 @@ from draftsmith.tuner.ladder import Climber
 from draftsmith.tuner.objective import score
 from draftsmith.tuner.result import Interval
 from draftsmith.tuner.verdict import decide
-
 from tests.support.fakeworld import World
 from tests.support.tuning import Bench
 

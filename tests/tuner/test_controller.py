@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+
 from draftsmith.engine.types import SpecConfig
 from draftsmith.store.bundle import read_bundle
 from draftsmith.tuner.errors import BudgetError, TunerEnvironmentError, TunerInterrupted
-
 from tests.support.fakeworld import FakeExecutor, World, stock_output
 from tests.support.tuning import Bench
 
@@ -114,9 +114,7 @@ def test_every_job_failing_ends_and_says_so(bench: Bench) -> None:
 
 def test_failed_trials_count_like_others(bench: Bench) -> None:
     """cases.md B12: three of ten fail; ten are measured in all."""
-    world = World(
-        speed=suffix_pays, status=lambda c: "died" if c.drafter == "recycle" else "ok"
-    )
+    world = World(speed=suffix_pays, status=lambda c: "died" if c.drafter == "recycle" else "ok")
     result = bench.run(world, budget_s=3000, max_trials=10)
     assert result.trials.configurations == 10
     assert 0 < result.trials.failed < 10
@@ -274,6 +272,7 @@ def test_groups_run_together_at_concurrency(bench: Bench) -> None:
 
 def test_the_study_lives_in_the_store_and_is_dashboard_ready(bench: Bench) -> None:
     import optuna
+
     from draftsmith.store.database import optuna_storage
 
     world = World(speed=suffix_pays)

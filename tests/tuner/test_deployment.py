@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from draftsmith.tuner.deployment import Deployment, Effort
 from draftsmith.tuner.deployment_file import load_deployment
 from draftsmith.tuner.duration import format_duration, parse_budget
@@ -16,7 +17,15 @@ BASE = {"target": "model", "workload": "prompts.jsonl"}
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("10m", 600), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("600", 600), (45, 45), ("1H", 3600)],
+    [
+        ("10m", 600),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("1.5m", 90),
+        ("600", 600),
+        (45, 45),
+        ("1H", 3600),
+    ],
 )
 def test_budgets_are_durations(text: str | int, seconds: float) -> None:
     assert parse_budget(text) == seconds
@@ -70,7 +79,10 @@ def test_yaml_and_flags_merge_and_flags_win(tmp_path: Path) -> None:
     [
         ({"wrkload": 1}, "unknown key 'wrkload'. Did you mean 'workload'?"),
         ({"regime.temprature": 1}, "Did you mean 'regime.temperature'?"),
-        ({"regime": {"temprature": 1}}, "unknown key regime.temprature. Did you mean 'temperature'?"),
+        (
+            {"regime": {"temprature": 1}},
+            "unknown key regime.temprature. Did you mean 'temperature'?",
+        ),
         ({"regime": 3}, "must map keys to values"),
         ({"regime.top_p": 0}, "regime.top_p is 0: it must be more than 0 and at most 1"),
         ({"regime.concurrency": 0}, "at least 1"),
@@ -87,9 +99,7 @@ def test_yaml_and_flags_merge_and_flags_win(tmp_path: Path) -> None:
         ({"workload": {"path": "x", "heldout_fraction": 1}}, "at most 0.9"),
     ],
 )
-def test_wrong_values_are_named_with_limit_and_fix(
-    flags: dict[str, object], message: str
-) -> None:
+def test_wrong_values_are_named_with_limit_and_fix(flags: dict[str, object], message: str) -> None:
     with pytest.raises(TunerInputError) as caught:
         load_deployment(None, {**BASE, **flags})
     assert message in str(caught.value)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from draftsmith.store.bundle import BundleParts, write_bundle
 from draftsmith.store.errors import StoreInputError
 from draftsmith.tuner.errors import TunerInputError
@@ -40,9 +41,7 @@ def test_vllm_ngram_with_its_real_defaults(tmp_path: Path) -> None:
     """Both lengths unset mean 5 and 5; one unset copies the other."""
     made = read(tmp_path, {"method": "ngram", "num_speculative_tokens": 5})
     assert (made.config.match_min, made.config.match_max) == (5, 5)
-    made = read(
-        tmp_path, {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}
-    )
+    made = read(tmp_path, {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3})
     assert (made.config.match_min, made.config.match_max) == (3, 3)
     made = read(tmp_path, {"model": "ngram", "num-speculative-tokens": 5, "prompt-lookup-min": 2})
     assert (made.config.match_min, made.config.match_max) == (2, 2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from draftsmith.engine.types import SpecConfig
 from draftsmith.store.errors import RunBusyError
-
 from tests.support.fakeworld import Killed, World
 from tests.support.tuning import Bench
 
@@ -45,7 +45,7 @@ def test_a_kill_at_any_call_loses_nothing_and_repeats_nothing(
     """
     whole = calls_of_a_whole_run(bench)
     assert whole > 20
-    step = 3 if num_workers == 1 else 5
+    step = 4 if num_workers == 1 else 7
     for kill_at in range(1, whole + 1, step):
         world = World(speed=speed, kill_at=kill_at, seed=kill_at)
         result = bench.run_killed(world, num_workers=num_workers, seed=kill_at, **SMALL)
@@ -86,6 +86,7 @@ def test_the_search_goes_on_where_it_was_and_does_not_repeat_itself(bench: Bench
 
 def test_starting_points_are_queued_once_over_restarts(bench: Bench) -> None:
     import optuna
+
     from draftsmith.store.database import optuna_storage
 
     world = World(speed=speed, kill_at=12)

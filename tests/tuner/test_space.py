@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+
 from draftsmith.engine.drafters.registry import DRAFTER_NAMES
 from draftsmith.engine.drafters.shapes import make_template
 from draftsmith.engine.types import SpecConfig
@@ -97,18 +98,19 @@ def test_what_is_not_searched_is_said_to_be() -> None:
     with pytest.raises(NotExpressibleError):
         parameters_of(SpecConfig(drafter="ngram", match_max=40), FACTS)
     with pytest.raises(NotExpressibleError):
-        parameters_of(
-            SpecConfig(drafter="early_exit", exit_layer=3, draft_vocab=1500), FACTS
-        )
+        parameters_of(SpecConfig(drafter="early_exit", exit_layer=3, draft_vocab=1500), FACTS)
 
 
 def test_families_depend_on_the_model() -> None:
-    assert "early_exit" not in SpaceFacts(
-        num_layers=12, vocab_size=100, families=SEARCHED, layer_subsets=False
-    ).searched
-    assert "draft_model" not in SpaceFacts(
-        num_layers=12, vocab_size=100, families=SEARCHED
-    ).searched
+    assert (
+        "early_exit"
+        not in SpaceFacts(
+            num_layers=12, vocab_size=100, families=SEARCHED, layer_subsets=False
+        ).searched
+    )
+    assert (
+        "draft_model" not in SpaceFacts(num_layers=12, vocab_size=100, families=SEARCHED).searched
+    )
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ class SamplerAgent:
         return Proposal(config=config, proposer="sampler", why=why, optuna_number=number)
 
     def _is_own(self, number: int, config: SpecConfig) -> bool:
-        """The study's trial of this number is about ``config`` (a study in memory is lost on a restart)."""
+        """The study's trial of this number is about ``config`` (a study in memory is lost on a
+        restart).
+        """
         trials = self._study.get_trials(deepcopy=False)
         return number < len(trials) and trials[number].user_attrs.get(_CONFIG) == _key(config)
 

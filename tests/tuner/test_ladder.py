@@ -1,0 +1,102 @@
+"""Who climbs, who stays, who leads."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftsmith.engine.types import SpecConfig
+from draftsmith.tuner.ladder import (
+    Climber,
+    last_to_climb,
+    next_to_climb,
+    ranking,
+    rung_slices,
+)
+from draftsmith.tuner.objective import Score
+from draftsmith.tuner.result import Interval
+
+
+def climber(
+    block: int,
+    ratio: float,
+    *,
+    rung: int = 0,
+    spread: float = 0.1,
+    feasible: bool = True,
+    tree: str = "chain",
+    **more: object,
+) -> Climber:
+    config = SpecConfig(drafter="early_exit", exit_layer=2, block_size=block, tree=tree)  # type: ignore[arg-type]
+    interval = Interval(ratio=ratio, low=ratio - spread, high=ratio + spread, num_prompts=4)
+    return Climber(
+        config=config,
+        rung=rung,
+        score=Score(feasible=feasible, reason="" if feasible else "lossy", interval=interval),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "concurrency", "sizes"),
+    [
+        (40, 1, [4, 6, 30]),
+        (9, 1, [4, 5]),
+        (3, 1, [3]),
+        (40, 4, [8, 8, 24]),
+        (6, 4, [6]),
+        (100, 8, [16, 16, 68]),
+    ],
+)
+def test_rungs_add_prompts_in_whole_groups(
+    prompts: int, concurrency: int, sizes: list[int]
+) -> None:
+    slices = rung_slices(prompts, concurrency)
+    assert [len(part) for part in slices] == sizes
+    assert [i for part in slices for i in part] == list(range(prompts))
+
+
+def test_one_in_three_climbs_by_its_upper_end() -> None:
+    group = [climber(1, 1.1), climber(2, 1.2, spread=0.05), climber(3, 1.15, spread=0.3)]
+    assert next_to_climb(group[:2], 3) is None
+    assert next_to_climb(group, 3) is group[2]
+    group[2].busy = True
+    assert next_to_climb(group, 3) is None
+
+
+def test_lossy_losing_failed_and_stopped_ones_stay() -> None:
+    group = [
+        climber(1, 5.0, feasible=False),
+        climber(2, 0.7),
+        climber(3, 2.0, failed="oom"),
+        climber(4, 2.0, stopped=True),
+        climber(5, 1.2),
+        climber(6, 1.1),
+    ]
+    assert next_to_climb(group, 3) is group[4]
+
+
+def test_the_incumbent_climbs_whatever_its_score() -> None:
+    pinned = climber(1, 0.8, pinned=True)
+    assert next_to_climb([pinned], 3) is pinned
+
+
+def test_the_fastest_goes_to_the_top_at_the_end() -> None:
+    group = [climber(1, 1.3), climber(2, 1.2, rung=1)]
+    assert last_to_climb(group, 3) is group[0]
+    assert last_to_climb([climber(1, 1.1), climber(2, 1.4, rung=2)], 3) is None
+
+
+def test_within_one_per_cent_the_simpler_leads() -> None:
+    dynamic = climber(4, 1.505, rung=2, tree="dynamic")
+    chain = climber(3, 1.5, rung=2)
+    slower = climber(2, 1.4, rung=2)
+    assert ranking([dynamic, slower, chain]) == [chain, dynamic, slower]
+
+
+def test_more_prompts_rank_before_fewer_and_losers_not_at_all() -> None:
+    top = climber(1, 1.2, rung=2)
+    lucky = climber(2, 1.9, rung=0)
+    assert ranking([lucky, top, climber(3, 0.95, rung=2), climber(4, 3.0, feasible=False)]) == [
+        top,
+        lucky,
+    ]
