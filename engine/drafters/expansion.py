@@ -16,8 +16,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from draftsmith.engine.drafters.plan import Expansion
+from draftsmith.engine.drafters.ranking import Ranked, rank
 from draftsmith.engine.drafters.shapes import DynamicShape, end_ids, level_widths
-from draftsmith.engine.sampling import RowContext, probabilities, sample_draft, scores
+from draftsmith.engine.sampling import RowContext
 from draftsmith.engine.trees.dynamic import Candidate, best_first
 from draftsmith.engine.trees.static import TreeTemplate
 from draftsmith.engine.trees.tree import DraftTree
@@ -40,33 +42,6 @@ class DraftForward(Protocol):
     def room(self, slot: int) -> int:
         """Draft rows that fit behind the committed ones of ``slot``, the root's included."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expansion:
-    """How to draft. ``token_ids`` are the draft head's ids (None = the whole vocabulary of
-    ``vocab_size``); ``sampled`` draws tokens from the warped distribution and returns it, for
-    rejection and block verification.
-    """
-
-    shape: TreeTemplate | DynamicShape
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    token_ids: torch.Tensor | None = None
-    stop_threshold: float = 0.0
-    sampled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """Candidates after one row, best first; ``confident`` = the drafter's raw top-1 probability
-    passes.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    confident: bool
-    probs: torch.Tensor | None = None  # [V] fp32
 
 
 @dataclass(slots=True)
@@ -124,7 +99,8 @@ def expand(views: Sequence[SlotView], forward: DraftForward, plan: Expansion) ->
     offset = 1
     widths = iter(level_widths(plan.shape))
     while active:
-        ranked = iter(_rank(logits, active, plan))
+        contexts = [growth.context(node) for growth in active for node in growth.frontier]
+        ranked = iter(rank(logits, contexts, plan))
         for growth in active:
             _grow(growth, [next(ranked) for _ in growth.frontier], plan)
         for growth in active:
@@ -135,73 +111,6 @@ def expand(views: Sequence[SlotView], forward: DraftForward, plan: Expansion) ->
             logits = forward.nodes(rows)
             offset += next(widths)
     return Expanded([_finish(growth, plan) for growth in growths], growths)
-
-
-def _rank(logits: torch.Tensor, active: Sequence[Growth], plan: Expansion) -> list[Ranked]:
-    """Candidates of every frontier node, with one transfer to the host."""
-    contexts = [growth.context(node) for growth in active for node in growth.frontier]
-    if plan.stop_threshold > 0.0:
-        top = logits.max(dim=-1).values
-        confident = ((top - logits.logsumexp(-1)).exp() >= plan.stop_threshold).tolist()
-    else:
-        confident = [True] * len(contexts)
-    if plan.sampled:
-        return _sample(logits, contexts, confident, plan)
-    values = scores(logits, contexts, eos_ids=plan.eos_ids, token_ids=plan.token_ids)
-    if isinstance(plan.shape, TreeTemplate):
-        count, log_norm = plan.shape.num_ranks, None
-    else:
-        count, log_norm = plan.shape.top_k, values.logsumexp(-1).tolist()
-    top_values, columns = _top(values, min(count, values.shape[-1]))
-    ids = columns if plan.token_ids is None else plan.token_ids[columns]
-    ranked: list[Ranked] = []
-    for i, (row, row_ids) in enumerate(zip(top_values.tolist(), ids.tolist(), strict=True)):
-        kept = sum(value > -np.inf for value in row)
-        norm = 0.0 if log_norm is None else log_norm[i]
-        log_probs = [min(0.0, value - norm) for value in row[:kept]]
-        ranked.append(Ranked(row_ids[:kept], log_probs, confident[i]))
-    return ranked
-
-
-def _top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` largest per row; the first is always the arg-max with the lowest column at
-    ties.
-    """
-    if count == 1:
-        best = values.max(dim=-1, keepdim=True)
-        return best.values, best.indices
-    top = values.topk(count, dim=-1)
-    first = values.argmax(dim=-1, keepdim=True)
-    # Bring the arg-max to the front; where ties kept it out of the top it replaces the last.
-    is_first = top.indices == first
-    is_first[:, -1] |= ~is_first.any(-1)
-    order = (~is_first).long().argsort(dim=-1, stable=True)
-    columns = top.indices.gather(-1, order)
-    columns[:, 0] = first[:, 0]
-    return values.gather(-1, columns), columns
-
-
-def _sample(
-    logits: torch.Tensor,
-    contexts: Sequence[RowContext],
-    confident: Sequence[bool],
-    plan: Expansion,
-) -> list[Ranked]:
-    """One token per row drawn from the warped distribution, which is kept over the whole
-    vocabulary.
-    """
-    q = probabilities(logits, contexts, eos_ids=plan.eos_ids, token_ids=plan.token_ids)
-    ranked: list[Ranked] = []
-    for row, context, sure in zip(q, contexts, confident, strict=True):
-        column = sample_draft(row, context)
-        if plan.token_ids is None:
-            token, full = column, row
-        else:
-            token = int(plan.token_ids[column])
-            full = torch.zeros(plan.vocab_size, dtype=row.dtype, device=row.device)
-            full[plan.token_ids] = row
-        ranked.append(Ranked([token], [0.0], sure, full))
-    return ranked
 
 
 def _grow(growth: Growth, ranked: Sequence[Ranked], plan: Expansion) -> None:
@@ -217,10 +126,10 @@ def _grow_template(growth: Growth, ranked: Sequence[Ranked], template: TreeTempl
     for node, row in zip(growth.frontier, ranked, strict=True):
         template_node = growth.template_nodes[node] if node >= 0 else -1
         for child in template.children[template_node + 1]:
-            rank = template.ranks[child]
-            if rank >= len(row.tokens) or len(growth.tokens) >= growth.view.budget:
+            place = template.ranks[child]
+            if place >= len(row.tokens) or len(growth.tokens) >= growth.view.budget:
                 continue
-            token = row.tokens[rank]
+            token = row.tokens[place]
             new = growth.add(token, node, 0.0)
             growth.template_nodes.append(child)
             if row.probs is not None:

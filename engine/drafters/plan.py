@@ -1,17 +1,37 @@
-"""From a configuration to the expansion of a drafter with a head."""
+"""How a drafter with a head is to draft, checked against its model."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+
 from draftsmith.engine.drafters.drafter import DrafterContext
-from draftsmith.engine.drafters.expansion import Expansion
 from draftsmith.engine.drafters.shapes import (
+    DynamicShape,
     make_shape,
     require_shape,
     require_share,
 )
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.model.model import Model
+from draftsmith.engine.trees.static import TreeTemplate
 from draftsmith.engine.types import HeadRows, SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """How to draft. ``token_ids`` are the draft head's ids (None = the whole vocabulary of
+    ``vocab_size``); ``sampled`` draws tokens from the warped distribution and returns it, for
+    rejection and block verification.
+    """
+
+    shape: TreeTemplate | DynamicShape
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    token_ids: torch.Tensor | None = None
+    stop_threshold: float = 0.0
+    sampled: bool = False
 
 
 def make_expansion(

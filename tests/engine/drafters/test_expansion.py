@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from draftsmith.engine.drafters.expansion import Expansion, expand
+from draftsmith.engine.drafters.expansion import expand
+from draftsmith.engine.drafters.plan import Expansion
 from draftsmith.engine.drafters.shapes import DynamicShape
 from draftsmith.engine.trees.static import TreeTemplate, from_branching
 from draftsmith.engine.types import RowBatch, Sampling, SlotView
