@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import psutil
@@ -118,8 +119,9 @@ class Cluster:
 
         self._open = False
         atexit.unregister(self.close)
-        with _keep_sigterm():
-            ray.shutdown()
+        ray.shutdown()
+        if signal.getsignal(signal.SIGTERM) is _exit_on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._record is not None:
             remove_cluster(self._config.record_dir, self._record)
             self._record = None
@@ -166,7 +168,7 @@ class Cluster:
         with (
             _environment({TOKEN_VARIABLE: self._record.token}),
             _directory(empty),
-            _keep_sigterm(),
+            _own_sigterm(),
             _translated(f"the local Ray cluster did not start (its logs were in {folder})"),
         ):
             ray.init(
@@ -195,7 +197,7 @@ class Cluster:
         try:
             with (
                 _directory(folder),
-                _keep_sigterm(),
+                _own_sigterm(),
                 _translated(
                     f"no Ray cluster answers at {address}; start one or drop --ray-address"
                 ),
@@ -250,16 +252,20 @@ def _directory(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _keep_sigterm() -> Iterator[None]:
-    """Keep the program's own SIGTERM handler: Ray installs its own (``sys.exit``), which stays only
-    where there was none, so that an unhandled SIGTERM still closes the cluster at exit.
+def _own_sigterm() -> Iterator[None]:
+    """Put the program's SIGTERM handler back: Ray replaces it, natively too, by one that aborts.
+    Where there was none, SIGTERM exits as Ctrl-C does, so that the cluster is closed on the way.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if before not in (signal.SIG_DFL, None) and _on_main_thread():
-            signal.signal(signal.SIGTERM, before)
+        handler = _exit_on_signal if before in (signal.SIG_DFL, None) else before
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 @contextmanager
@@ -269,7 +275,3 @@ def _translated(what: str) -> Iterator[None]:
     except (RuntimeError, ValueError, OSError, TimeoutError) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise WorkerEnvironmentError(f"{what}: {first[0]}") from error
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
