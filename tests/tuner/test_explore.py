@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner import controller
 from draftsmith.tuner.agents.agent import Lesson, Proposal, View
-
 from tests.support.fakeworld import World
 from tests.support.tuning import Bench
 
