@@ -34,7 +34,7 @@ draftsmith tune --config deployment.yaml --temperature 0.8 --seed 1 --json
 
 draftsmith tune --config deployment.yaml --dry-run
 
-The same command resumes an interrupted run, and repeats a finished one's verdict; see --fresh."""
+The same command resumes a run that was interrupted; --fresh starts a new one."""
 
 _SEARCH = "Search"
 
@@ -81,6 +81,9 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Go on with an earlier run of this deployment.")
     ] = True,
+    run: Annotated[
+        str | None, _option("Go on with this run, or repeat its verdict.", "UUID")
+    ] = None,
     dry_run: Annotated[
         bool, _option("Time stock, print plan, trials and minutes.", None, "--dry-run")
     ] = False,
@@ -123,7 +126,7 @@ def tune(
         with open_executor(device_name, in_process=in_process, ray_address=ray_address) as executor:
             options = RunOptions(
                 bundle_root=out,
-                resume=resume,
+                resume=run or resume,
                 incumbent=incumbent,
                 optuna=optuna_storage(database),
                 material=material,

@@ -1,0 +1,169 @@
+"""Every bad input: a message that names value, limit and fix; exit 2 or 3; no traceback."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Tuned, invoke
+
+
+def refused(code: int, *arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.stderr
+    assert "Traceback" not in result.stderr and result.stdout == ""
+    return result.stderr
+
+
+def tune(*arguments: object) -> tuple[object, ...]:
+    return ("tune", "--in-process", "--dtype", "float32", "--max-tokens", 8, *arguments)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_missing_model(workload: Path) -> None:
+    message = refused(2, *tune("--target", "no/such/model", "--workload", workload))
+    assert "no/such/model" in message and "smollm2" in message
+
+
+def test_no_target(workload: Path) -> None:
+    assert "--target" in refused(2, *tune("--workload", workload))
+    assert "--target" in refused(2, "generate", "hello")
+
+
+def test_missing_workload(tiny: Path) -> None:
+    message = refused(2, *tune("--target", tiny, "--workload", "nothing.jsonl"))
+    assert "nothing.jsonl" in message and "does not exist" in message
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_empty_workload(tiny: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "w.jsonl").write_text(content)
+    assert "no prompts" in refused(2, *tune("--target", tiny, "--workload", "w.jsonl"))
+
+
+def test_broken_workload_names_its_line(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.jsonl").write_text('{"prompt": "a"}\n\n{bad\n')
+    message = refused(2, *tune("--target", tiny, "--workload", "w.jsonl"))
+    assert "w.jsonl" in message and "line 3" in message
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ('{"drafter": "ngram", "blok_size": 4}', "block_size"),
+        ('{"drafter": "ngram", "block_size": 99}', "16"),
+        ('{"drafter": "ngramm"}', "ngram"),
+        ("{not json", "JSON"),
+        ("missing.json", "missing.json"),
+    ],
+)
+def test_unknown_or_wrong_knob(tiny: Path, knobs: str, said: str) -> None:
+    assert said in refused(2, "generate", "hello", "--target", tiny, "--knobs", knobs)
+
+
+def test_unknown_yaml_key(tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_text("target: x\nworkload: y\nbudgett: 10m\n")
+    message = refused(2, "tune", "--config", "d.yaml")
+    assert "budgett" in message and "budget" in message
+
+
+def test_unknown_drafter(tiny: Path, workload: Path) -> None:
+    message = refused(
+        2, *tune("--target", tiny, "--workload", workload, "--drafters", "ngram,mega")
+    )
+    assert "mega" in message
+
+
+@pytest.mark.parametrize("budget", ["0", "-5m", "soon", "1s"])
+def test_budget_that_is_none(tiny: Path, workload: Path, budget: str) -> None:
+    arguments = tune("--target", tiny, "--workload", workload, f"--budget={budget}")
+    message = refused(2, *arguments)
+    assert budget in message and "10m" in message
+
+
+def test_budget_too_small_for_this_deployment_names_the_minimum(
+    tiny: Path, workload: Path, tmp_path: Path
+) -> None:
+    result = invoke(
+        *("tune", "--in-process", "--target", tiny, "--workload", workload, "--dtype", "float32"),
+        *("--budget", "10s", "--max-tokens", 1000, "--store", "s.db"),
+    )
+    assert result.exit_code == 2 and "smallest run" in result.stderr, result.stderr
+    assert json.loads(invoke("show", "--store", "s.db", "--json").stdout)[0]["state"] == "failed"
+
+
+def test_wrong_vocabulary(tiny: Path, workload: Path, tmp_path: Path) -> None:
+    from tests.support.tinymodels import save_tiny
+
+    other = save_tiny(tmp_path / "other", vocab_size=48)
+    arguments = ("--target", tiny, "--workload", workload, "--draft-model", other)
+    message = refused(2, *tune(*arguments))
+    assert "48" in message and "64" in message and "vocabulary" in message
+
+
+def test_read_only_store_is_left_as_it_was(tuned: Tuned, tune_arguments: list[object]) -> None:
+    before = tuned.store.read_bytes()
+    message = refused(3, *tune_arguments, "--fresh", "--store", f"file:{tuned.store}?mode=ro")
+    assert "read-only" in message and "mode=ro" in message
+    assert tuned.store.read_bytes() == before
+
+
+def test_full_store_stays_intact(
+    tuned: Tuned, tune_arguments: list[object], tmp_path: Path
+) -> None:
+    store = tmp_path / "full.db"
+    with sqlite3.connect(tuned.store) as source, sqlite3.connect(store) as database:
+        source.backup(database)
+        [pages] = database.execute("PRAGMA page_count").fetchone()
+    url = f"sqlite:///{store}?max_page_count={pages}"
+    message = refused(3, *tune_arguments, "--fresh", "--store", url, "--seed", 3)
+    assert "max_page_count" in message and "space" in message
+    with sqlite3.connect(store) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    runs = json.loads(invoke("show", "--store", store, "--json").stdout)
+    assert tuned.document["run"] in {run["uuid"] for run in runs}
+
+
+def test_store_that_is_missing_is_not_made_by_reading(tmp_path: Path) -> None:
+    assert "no store at" in refused(2, "show", "--store", "nothing.db")
+    assert not (tmp_path / "nothing.db").exists()
+
+
+def test_unknown_run(tuned: Tuned) -> None:
+    assert "nosuchrun" in refused(2, "show", "nosuchrun", "--store", tuned.store)
+
+
+def test_absent_device(tiny: Path, workload: Path) -> None:
+    arguments = ("--target", tiny, "--workload", workload, "--device", "cuda:63")
+    assert "cuda:63" in refused(3, *tune(*arguments))
+
+
+def test_contradicting_options(tiny: Path, workload: Path, tuned: Tuned) -> None:
+    arguments = ("--target", tiny, "--workload", workload, "--ray-address", "auto")
+    assert "--ray-address" in refused(2, *tune(*arguments))
+    message = refused(2, "generate", "x", "--bundle", tuned.bundle, "--knobs", "{}")
+    assert "--bundle" in message and "--knobs" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no rows"),
+        ("{oops\n", "line 1"),
+        ('{"prompt": "a"}\n', "token_ids"),
+        ('{"prompt": "a", "token_ids": []}\n', "empty"),
+        ('{"prompt": "a", "token_ids": [4], "sampling": {"heat": 1}}\n', "heat"),
+        ('{"prompt": "a", "token_ids": [4], "stop_reason": "tired"}\n', "tired"),
+        ('{"token_ids": [4]}\n', "prompt"),
+    ],
+)
+def test_broken_outputs_file(tiny: Path, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "o.jsonl").write_text(content)
+    assert said in refused(2, "verify", "o.jsonl", "--target", tiny)
