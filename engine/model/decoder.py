@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from draftsmith.engine.cache import CacheShape, KVCache
 from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.model.activation import GatedActivation
 from draftsmith.engine.model.config import DecoderConfig
 from draftsmith.engine.model.heads import gather_head_rows, kernels_row_stable
 from draftsmith.engine.model.model import ModelInfo
@@ -161,8 +162,7 @@ class _Layer:
         self._head_dim = config.head_dim
         self._scale = config.attention_scale
         self._softcap = config.attention_softcap
-        self._gelu = config.activation == "gelu_pytorch_tanh"
-        self._inner = config.intermediate_size
+        self._activation = GatedActivation(config.activation, weights.input_norm.device)
         eps = config.norm_eps
         self._input_norm = RmsNorm(weights.input_norm, eps)
         self._mlp_norm = RmsNorm(weights.mlp_norm, eps)
@@ -221,9 +221,7 @@ class _Layer:
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = self._weights
         gate_up = linear(x, weights.gate_up.weight, weights.gate_up.bias)
-        gate, up = gate_up[:, : self._inner], gate_up[:, self._inner :]
-        active = functional.gelu(gate, approximate="tanh") if self._gelu else functional.silu(gate)
-        return linear(active.mul_(up), weights.down.weight, weights.down.bias)
+        return linear(self._activation(gate_up), weights.down.weight, weights.down.bias)
 
 
 def _optional_norm(weight: torch.Tensor | None, eps: float) -> RmsNorm | None:

@@ -19,9 +19,12 @@ class RmsNorm:
         """``weight`` is fp32 and broadcasts against x; its last dimension is the one reduced."""
         size = weight.shape[-1]
         self._weight = weight * size**0.5
-        self._eps = size * eps
+        # A tensor: torch takes several times as long to add a Python number as to add this.
+        self._eps = torch.tensor([size * eps], dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        factor = norm.square_().add_(self._eps).rsqrt_()
-        return torch.mul(x, factor).mul_(self._weight).to(x.dtype)
+        wide = x if x.dtype == torch.float32 else x.float()
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        factor = norm.mul_(norm).add_(self._eps).rsqrt_()
+        out = torch.mul(wide, factor).mul_(self._weight)
+        return out if out.dtype == x.dtype else out.to(x.dtype)

@@ -65,4 +65,5 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def _rotate_all(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     rows, heads, dim = x.shape
     swapped = x.view(rows, heads, 2, dim // 2).flip(-2).view(rows, heads, dim)
-    return torch.mul(x, cos).add_(swapped.mul_(sin))
+    rotated = torch.mul(x, cos).add_(torch.mul(swapped, sin))
+    return rotated if rotated.dtype == x.dtype else rotated.to(x.dtype)
