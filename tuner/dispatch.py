@@ -71,7 +71,7 @@ class Dispatcher:
         self._executor.submit(job)
 
     def wait(self, timeout_s: float) -> Finished | None:
-        """The next job that ends, or None after ``timeout_s``; results of unknown jobs are dropped."""
+        """The next job that ends, or None after ``timeout_s``; unknown answers are dropped."""
         deadline = self._clock() + timeout_s
         while self._running:
             left = deadline - self._clock()

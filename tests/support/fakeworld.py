@@ -77,7 +77,7 @@ class World:
 
 
 class FakeExecutor:
-    """Runs a job when its result is asked for; up to ``num_workers`` jobs share the passing time."""
+    """Runs a job when its result is asked for; ``num_workers`` jobs share the passing time."""
 
     def __init__(self, world: World, num_workers: int = 1) -> None:
         self._world = world
