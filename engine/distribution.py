@@ -12,7 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from draftsmith.engine.decode import prefill
-from draftsmith.engine.forcing import HEAD_ROWS, EmittedOutput, ForcedVerdict, check_stop
+from draftsmith.engine.forcing import (
+    HEAD_ROWS,
+    EmittedOutput,
+    ForcedVerdict,
+    StopFault,
+    check_stop,
+    pair_outputs,
+)
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.sampling import RowContext, probabilities
 from draftsmith.engine.stopping import TextDecoder
@@ -33,23 +40,24 @@ def distribution_gate(
     deviation is judged over all outputs together; when it is too large every output that passed the
     support test is divergent.
     """
-    by_id = {request.request_id: request for request in requests}
     total = variance = 0.0
     verdicts = []
-    for output in outputs:
-        request = by_id[output.request_id]
-        stop = check_stop(model, request, output, tokenizer)
-        outside, part, part_variance = _measure(model, request, output.token_ids)
+    for request, output in pair_outputs(requests, outputs):
+        fault = check_stop(model, request, output, tokenizer)
+        emitted = output.token_ids if fault is None else output.token_ids[: fault.position]
+        outside, part, part_variance = _measure(model, request, emitted)
         total, variance = total + part, variance + part_variance
-        bad = outside is not None or stop is not None
+        if outside is not None:
+            fault = StopFault(outside, "token outside the warped support")
+        at = None if fault is None else fault.position
         verdicts.append(
             ForcedVerdict(
                 request_id=output.request_id,
-                judgement="divergent" if bad else "distribution",
+                judgement="distribution" if fault is None else "divergent",
                 num_positions=len(output.token_ids),
-                position=outside,
-                emitted=None if outside is None else output.token_ids[outside],
-                detail=stop or ("token outside the warped support" if bad else ""),
+                position=at,
+                emitted=None if at is None else next(iter(output.token_ids[at:]), None),
+                detail="" if fault is None else fault.detail,
             )
         )
     deviations = abs(total) / math.sqrt(variance) if variance > 0.0 else 0.0

@@ -10,7 +10,7 @@ Length and stop reason must be those of the stop rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,8 @@ from draftsmith.engine.decode import prefill
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.job import Judgement
 from draftsmith.engine.model.model import Model
-from draftsmith.engine.sampling import RowContext, cut, is_plain_greedy, noise_of, scores, tempered
+from draftsmith.engine.near_cut import margin_at_cut
+from draftsmith.engine.sampling import RowContext, noise_of, scores, tempered
 from draftsmith.engine.stock import step_row
 from draftsmith.engine.stopping import StopRule, TextDecoder
 from draftsmith.engine.types import Completion, Request, StopReason
@@ -44,7 +45,7 @@ class EmittedOutput:
 class ForcedVerdict:
     """``position`` (output position), ``emitted``, ``expected``, ``margin`` describe the first
     divergence, else the widest tie. ``margin`` is in units of the scores compared (logits, over T
-    at T > 0).
+    at T > 0). A wrong end is at the first position that should not be there, or that is missing.
     """
 
     request_id: str
@@ -71,10 +72,22 @@ class NoiseEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class StopFault:
+    """What is wrong with an output's end, and the first output position that it concerns."""
+
+    position: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Mismatch:
+    """An emitted token that is not the choice of a one-token stock step."""
+
     position: int
     emitted: int
     expected: int
+    margin: float
+    is_tie: bool
 
 
 def forced_scores(
@@ -111,18 +124,27 @@ def force_outputs(
     margin_noise: float = 0.0,
     tokenizer: TextDecoder | None = None,
 ) -> tuple[ForcedVerdict, ...]:
-    """Judge each output against stock. ``margin_noise`` is ``NoiseEstimate.noise`` in logits."""
+    """Judge each output against stock. ``margin_noise`` is ``NoiseEstimate.noise`` in logits.
+    Raises EngineInputError for an output of no request.
+    """
+    return tuple(
+        _force_one(model, request, output, margin_noise, tokenizer)
+        for request, output in pair_outputs(requests, outputs)
+    )
+
+
+def pair_outputs(
+    requests: Sequence[Request], outputs: Sequence[EmittedOutput]
+) -> list[tuple[Request, EmittedOutput]]:
+    """Each output with its request."""
     by_id = {request.request_id: request for request in requests}
-    verdicts = []
     for output in outputs:
         if output.request_id not in by_id:
             raise EngineInputError(
-                f"output {output.request_id} belongs to no request of this workload"
+                f"output {output.request_id} belongs to no request of this workload; judge it"
+                " with the workload that it was made from"
             )
-        verdicts.append(
-            _force_one(model, by_id[output.request_id], output, margin_noise, tokenizer)
-        )
-    return tuple(verdicts)
+    return [(by_id[output.request_id], output) for output in outputs]
 
 
 def _force_one(
@@ -132,65 +154,66 @@ def _force_one(
     margin_noise: float,
     tokenizer: TextDecoder | None,
 ) -> ForcedVerdict:
-    emitted = output.token_ids
-    stop = check_stop(model, request, output, tokenizer)
-    if not emitted or any(not 0 <= token < model.info.vocab_size for token in emitted):
-        detail = stop or "a token id lies outside the vocabulary"
-        return _verdict(output, "divergent", detail=detail, position=0)
-    cache = model.new_cache(num_slots=1, capacity=len(request.prompt_ids) + len(emitted) + 1)
-    slot = cache.allocate()
-    forced = forced_scores(model, request, emitted, cache, slot)
-    mismatches = [
-        _Mismatch(i, token, choice)
-        for i, (token, (choice, _)) in enumerate(zip(emitted, forced, strict=True))
-        if token != choice
-    ]
-    ties: list[tuple[float, _Mismatch]] = []
-    for mismatch in mismatches:
-        margin = _judge_mismatch(model, request, emitted, mismatch, cache, slot, margin_noise)
-        if margin is None:
-            continue
-        if not math.isnan(margin):
-            ties.append((margin, mismatch))
-            continue
-        plain = _stock_margin(model, request, emitted, mismatch, cache, slot)
-        return _verdict(
-            output,
-            "divergent",
+    fault = check_stop(model, request, output, tokenizer)
+    emitted = output.token_ids if fault is None else output.token_ids[: fault.position]
+    ties: list[_Mismatch] = []
+    for mismatch in _mismatches(model, request, emitted, margin_noise):
+        if not mismatch.is_tie:
+            detail = "emitted token is not stock's choice"
+            return _verdict(output, "divergent", ties, mismatch, detail)
+        ties.append(mismatch)
+    if fault is not None:
+        return ForcedVerdict(
+            request_id=output.request_id,
+            judgement="divergent",
+            num_positions=len(output.token_ids),
             num_ties=len(ties),
-            mismatch=mismatch,
-            margin=plain,
-            detail="emitted token is not stock's choice",
+            position=fault.position,
+            emitted=next(iter(output.token_ids[fault.position :]), None),
+            detail=fault.detail,
         )
-    if stop is not None:
-        return _verdict(output, "divergent", num_ties=len(ties), position=len(emitted), detail=stop)
     if ties:
-        margin, widest = max(ties, key=lambda tie: tie[0])
-        return _verdict(output, "tie", num_ties=len(ties), mismatch=widest, margin=margin)
-    return _verdict(output, "exact")
+        return _verdict(output, "tie", ties, max(ties, key=lambda tie: tie.margin))
+    return _verdict(output, "exact", ties)
 
 
 def _verdict(
     output: EmittedOutput,
     judgement: Judgement,
-    *,
-    num_ties: int = 0,
+    ties: Sequence[_Mismatch],
     mismatch: _Mismatch | None = None,
-    position: int | None = None,
-    margin: float | None = None,
     detail: str = "",
 ) -> ForcedVerdict:
     return ForcedVerdict(
         request_id=output.request_id,
         judgement=judgement,
         num_positions=len(output.token_ids),
-        num_ties=num_ties,
-        position=mismatch.position if mismatch else position,
+        num_ties=len(ties),
+        position=mismatch.position if mismatch else None,
         emitted=mismatch.emitted if mismatch else None,
         expected=mismatch.expected if mismatch else None,
-        margin=margin,
+        margin=mismatch.margin if mismatch else None,
         detail=detail,
     )
+
+
+def _mismatches(
+    model: Model, request: Request, emitted: Sequence[int], margin_noise: float
+) -> Iterator[_Mismatch]:
+    """In order of position, those emitted tokens that neither the forced pass nor a one-token stock
+    step would choose at their prefix.
+    """
+    if not emitted:
+        return
+    cache = model.new_cache(num_slots=1, capacity=len(request.prompt_ids) + len(emitted) + 1)
+    slot = cache.allocate()
+    forced = forced_scores(model, request, emitted, cache, slot)
+    for position, (token, (choice, _)) in enumerate(zip(emitted, forced, strict=True)):
+        if token != choice:
+            logits, context = _stock_row(model, request, emitted, position, cache, slot)
+            mismatch = _judge_token(model, logits, context, position, token, margin_noise)
+            if mismatch is not None:
+                yield mismatch
 
 
 def _stock_row(
@@ -206,83 +229,53 @@ def _stock_row(
     return logits, RowContext(request.sampling, len(request.prompt_ids), tokens)
 
 
-def _stock_margin(
+def _judge_token(
     model: Model,
-    request: Request,
-    emitted: Sequence[int],
-    mismatch: _Mismatch,
-    cache: KVCache,
-    slot: int,
-) -> float:
-    logits, context = _stock_row(model, request, emitted, mismatch.position, cache, slot)
-    values = scores(logits, [context], eos_ids=model.info.eos_token_ids)[0]
-    return float(values.max() - values[mismatch.emitted])
-
-
-def _judge_mismatch(
-    model: Model,
-    request: Request,
-    emitted: Sequence[int],
-    mismatch: _Mismatch,
-    cache: KVCache,
-    slot: int,
+    logits: torch.Tensor,
+    context: RowContext,
+    position: int,
+    emitted: int,
     margin_noise: float,
-) -> float | None:
-    """None: the one-token stock step emits this token too. A number: a tie, with its margin. NaN:
-    divergent.
-    """
-    logits, context = _stock_row(model, request, emitted, mismatch.position, cache, slot)
+) -> _Mismatch | None:
+    """None when the one-token stock step chooses ``emitted`` too."""
     eos = model.info.eos_token_ids
     values = scores(logits, [context], eos_ids=eos)[0]
-    if int(values.argmax()) == mismatch.emitted:
+    expected = int(values.argmax())
+    if expected == emitted:
         return None
-    temperature = request.sampling.temperature
-    tolerance = min(margin_noise, MAX_TIE_LOGITS) / (temperature or 1.0)
-    margin = float(values.max() - values[mismatch.emitted])
-    if margin <= tolerance:
-        return margin
-    if is_plain_greedy(context) or temperature == 0.0:
-        return math.nan
-    return _judge_near_cut(logits[0], context, eos, mismatch.emitted, tolerance)
-
-
-def _judge_near_cut(
-    row: torch.Tensor, context: RowContext, eos: Sequence[int], emitted: int, tolerance: float
-) -> float:
-    """Whether the emitted token could have won had the tokens within ``tolerance`` of the cut
-    fallen on its other side.
-    """
-    warm = tempered(row, context, eos)
-    kept = cut(warm, context.sampling)
-    inside = torch.isfinite(kept)
-    if bool(inside.all()):
-        return math.nan
-    edge = warm[inside].min()
-    near = (warm - edge).abs() <= tolerance
-    if not bool(inside[emitted] | near[emitted]):
-        return math.nan
-    values = warm + noise_of(context, warm.numel(), None, warm.device)
-    firm = values[inside & ~near]
-    best = float(firm.max()) if firm.numel() else -math.inf
-    margin = best - float(values[emitted])
-    return max(margin, 0.0) if margin <= tolerance else math.nan
+    sampling = context.sampling
+    tolerance = min(margin_noise, MAX_TIE_LOGITS) / (sampling.temperature or 1.0)
+    margin = float(values[expected] - values[emitted])
+    if margin > tolerance and sampling.temperature > 0.0:
+        warm = tempered(logits[0], context, eos)
+        noise = noise_of(context, warm.numel(), None, warm.device)
+        at_cut = margin_at_cut(warm, noise, sampling, emitted, tolerance)
+        if at_cut is not None:
+            return _Mismatch(position, emitted, expected, at_cut, is_tie=True)
+    return _Mismatch(position, emitted, expected, margin, is_tie=margin <= tolerance)
 
 
 def check_stop(
     model: Model, request: Request, output: EmittedOutput, tokenizer: TextDecoder | None
-) -> str | None:
-    """What is wrong with where and why the output ends, or None."""
-    if not output.token_ids:
-        return "the output is empty"
+) -> StopFault | None:
+    """What is wrong with where and why the output ends, or with an id that no token has."""
+    emitted, size = output.token_ids, model.info.vocab_size
+    known = next((i for i, token in enumerate(emitted) if not 0 <= token < size), len(emitted))
     rule = StopRule(request.sampling, model.info.eos_token_ids, tokenizer)
-    for count in range(1, len(output.token_ids) + 1):
-        reason = rule.check(output.token_ids[:count])
-        if reason is not None and count < len(output.token_ids):
-            return f"goes on after {reason} at position {count - 1}"
+    reason: StopReason | None = None
+    for count in range(1, known + 1):
+        reason = rule.check(emitted[:count])
+        if reason is not None and count < len(emitted):
+            return StopFault(count, f"goes on after {reason} at position {count - 1}")
+    if known < len(emitted):
+        return StopFault(known, f"token id {emitted[known]} is outside the vocabulary of {size}")
+    if not emitted:
+        return StopFault(0, "the output is empty")
     if reason is None:
-        return f"ends early, after {len(output.token_ids)} tokens, no stop condition holds"
+        return StopFault(known, f"ends early, after {known} tokens, no stop condition holds")
     if output.stop_reason is not None and reason != output.stop_reason:
-        return f"says it stopped by {output.stop_reason}, stock stops by {reason}"
+        detail = f"says it stopped by {output.stop_reason}, stock stops by {reason}"
+        return StopFault(known, detail)
     return None
 
 
