@@ -21,7 +21,6 @@ from draftsmith.engine.model.checkpoint import (
 )
 from draftsmith.engine.model.config import decoder_families, eos_ids, parse_config
 from draftsmith.engine.model.decoder import Decoder
-from draftsmith.engine.model.fallback import load_fallback
 from draftsmith.engine.model.gguf_file import inspect_gguf, quiet_transformers, read_gguf
 from draftsmith.engine.model.locating import locate, resolve_device
 from draftsmith.engine.model.model import Model
@@ -93,6 +92,9 @@ def _load_folder(folder: Path, placement: _Placement) -> Model:
         digest = fingerprint(raw, checkpoint)
         if config.model_type in decoder_families():
             return _decoder(name, config, eos, digest, checkpoint, placement)
+    # Imported when needed: it brings in most of transformers, some seconds of start-up.
+    from draftsmith.engine.model.fallback import load_fallback
+
     return load_fallback(
         folder,
         dtype=placement.dtype,
