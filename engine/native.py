@@ -72,15 +72,17 @@ class NativeEngine:
         inputs: DraftInputs | None = None,
         references: Mapping[str, tuple[int, ...]] | None = None,
         capture_margins: bool = False,
+        capacity: int = 0,
     ) -> Outcome:
         """Decode ``requests``, at most ``concurrency`` together. ``references`` feeds the scripted
-        drafter.
+        drafter. ``capacity``: cache rows a slot at least, so that calls with shorter and longer
+        requests share one cache and drafter.
         """
         self._check(requests, concurrency)
         if capture_margins and config.drafter != "none":
             raise EngineInputError("margins are captured for stock only (drafter none)")
         inputs = inputs or DraftInputs()
-        session = self._session(requests, config, concurrency, inputs, references)
+        session = self._session(requests, config, concurrency, inputs, references, capacity)
         loop = DecodeLoop(
             self.model,
             session.cache,
@@ -115,7 +117,7 @@ class NativeEngine:
                     f"request {request.request_id} has token id {bad[0]}, the target's vocabulary"
                     f" has {info.vocab_size}; tokenise with the target's own tokenizer"
                 )
-            total = len(request.prompt_ids) + request.sampling.max_tokens
+            total = rows_needed(request)
             if total > info.max_positions:
                 raise EngineInputError(
                     f"request {request.request_id} needs {total} positions (prompt"
@@ -130,8 +132,9 @@ class NativeEngine:
         concurrency: int,
         inputs: DraftInputs,
         references: Mapping[str, tuple[int, ...]] | None,
+        least_rows: int,
     ) -> _Session:
-        rows = max((len(r.prompt_ids) + r.sampling.max_tokens for r in requests), default=1)
+        rows = max(least_rows, *(rows_needed(request) for request in requests), 1)
         rows += 1 + max(max_nodes(config), draft_rows(config, inputs.rank_acceptance))
         capacity = -(-rows // CAPACITY_STEP) * CAPACITY_STEP
         slots = min(concurrency, max(1, len(requests)))
@@ -170,6 +173,11 @@ class NativeEngine:
         if config.draft_model not in self._draft_models:
             self._draft_models[config.draft_model] = self._load_draft_model(config.draft_model)
         return self._draft_models[config.draft_model]
+
+
+def rows_needed(request: Request) -> int:
+    """Cache rows that one request commits at most."""
+    return len(request.prompt_ids) + request.sampling.max_tokens
 
 
 def max_nodes(config: SpecConfig) -> int:

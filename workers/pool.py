@@ -11,11 +11,16 @@ from functools import partial
 from typing import Any, Self
 
 from draftsmith.engine.job import JobStatus, MeasureJob, MeasureResult
-from draftsmith.workers.actor import CONTROL_GROUP, JOB_GROUP, MeasureActor, RunnerFactory
+from draftsmith.workers.actor import (
+    CONTROL_GROUP,
+    JOB_GROUP,
+    MeasureActor,
+    RunnerFactory,
+    measuring_runner,
+)
 from draftsmith.workers.cluster import Cluster, ClusterConfig
 from draftsmith.workers.errors import WorkerEnvironmentError
 from draftsmith.workers.flights import Flight, Pending, Worker, reason_of, with_absolute_paths
-from draftsmith.workers.measure import make_measurer
 from draftsmith.workers.resources import WorkerRequest, plan_workers
 
 POLL_S = 0.2
@@ -58,7 +63,7 @@ class RayExecutor:
         cluster: ClusterConfig,
         workers: WorkerRequest,
         *,
-        factory: RunnerFactory = make_measurer,
+        factory: RunnerFactory = measuring_runner,
         limits: PoolLimits | None = None,
     ) -> None:
         self._factory = factory

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from draftsmith.engine.job import STOCK, MeasureJob, UnitTiming
-from draftsmith.engine.native import NativeEngine, Outcome
+from draftsmith.engine.native import NativeEngine, Outcome, rows_needed
 from draftsmith.engine.timing import losing
 from draftsmith.engine.types import Request, SpecConfig
 from draftsmith.workers.judging import Findings, Outputs
@@ -46,6 +46,8 @@ class TimedRun:
         self._check = check
         self._units = split_units(job.requests, job.concurrency)
         self._names = tuple(job.configs)
+        needed = max((rows_needed(request) for request in job.requests), default=0)
+        self._capacity = max(needed, job.target.cache_capacity or 0)
         self._references: dict[str, tuple[int, ...]] = dict(job.references)
 
     def execute(self) -> None:
@@ -105,6 +107,7 @@ class TimedRun:
             concurrency=self._job.concurrency,
             inputs=self._job.inputs,
             references=self._references if config.drafter == "scripted" else None,
+            capacity=self._capacity,
         )
         peaks = self._progress.peak_bytes
         peaks[name] = max(peaks.get(name, 0), memory_in_use(device))

@@ -63,6 +63,17 @@ def test_warm_up_is_not_counted() -> None:
     assert unwarmed.timings[0].seconds == plain.timings[0].seconds + 2.0
 
 
+def test_warm_up_makes_the_caches_that_the_timed_units_use() -> None:
+    """Prompts on both sides of a capacity step, the short one first."""
+    short, other = make_requests(2)
+    long = replace(other, prompt_ids=other.prompt_ids * 40)
+    model = CostlyModel(FakeClock())
+    job = make_job({"trial": NGRAM}, requests=(short, long), margin_noise=0.0)
+    result = measure(job, model)
+    assert {record.judgement for record in result.outputs} == {"exact"}
+    assert model.num_caches == 2  # one a configuration
+
+
 def test_order_of_configurations_does_not_change_counts() -> None:
     """B1: first or last, after whatever ran before."""
 
