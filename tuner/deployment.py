@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -59,7 +60,8 @@ class Effort:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """One deployment with its effort. ``drafters`` are the families to search, ``draft_model`` a
-    folder.
+    folder. ``fixed`` holds knobs (of ``knobs.FIXABLE``) at one value: an engine that serves chains
+    only, say. It narrows the search, so another run's evidence stays comparable.
     """
 
     target: TargetRef
@@ -68,6 +70,7 @@ class Deployment:
     draft_model: str | None = None
     regime: Regime = field(default_factory=Regime)
     objective: Objective = field(default_factory=Objective)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     effort: Effort = field(default_factory=Effort)
 
     def description(self) -> dict[str, Any]:

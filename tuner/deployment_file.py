@@ -8,6 +8,7 @@ Layout of the document (every key but ``target`` and ``workload`` is optional)::
     regime: {concurrency: 1, max_tokens: 128, temperature: 0, top_p: 1, seed: 0}
     workload: {path: FILE, limit: 40, heldout_fraction: 0.3}              # or just the path
     objective: {metric: throughput, max_memory_gb: 40}
+    fixed: {tree: chain, stop_threshold: 0}        # knobs held at a value, not searched
     budget: 10m
     max_trials: 40
     finalists: 1
@@ -39,6 +40,7 @@ from draftsmith.tuner.deployment import (
 )
 from draftsmith.tuner.duration import parse_budget
 from draftsmith.tuner.errors import TunerInputError, near_match
+from draftsmith.tuner.knobs import FIXABLE, KNOBS, Knob
 
 Kind = Literal["int", "float", "str", "bool", "ints", "strs", "duration"]
 
@@ -55,6 +57,11 @@ class Key:
     high: float = math.inf
     above: bool = False
     choices: tuple[str, ...] = ()
+
+
+def _fixed_key(knob: Knob) -> Key:
+    kind: Any = "str" if knob.kind == "choice" else knob.kind
+    return Key(kind=kind, low=knob.low, choices=knob.choices, help=f"hold at: {knob.help}")
 
 
 _SEED_MAX = 2**63 - 1
@@ -93,6 +100,7 @@ KEYS: dict[str, Key] = {
     "objective.max_memory_gb": Key(
         kind="float", low=0, above=True, help="peak memory a configuration may use"
     ),
+    **{f"fixed.{name}": _fixed_key(KNOBS[name]) for name in FIXABLE},
     "budget": Key(kind="duration", help="wall-clock time of the whole run, such as 10m or 1h30m"),
     "max_trials": Key(kind="int", low=1, high=1_000_000, help="configurations to measure at most"),
     "finalists": Key(kind="int", low=1, high=2, help="finalists to confirm at most, by Holm"),
@@ -140,6 +148,7 @@ def load_deployment(
         regime=Regime(concurrency=concurrency, sampling=sampling),
         workload=WorkloadSpec(**section("workload")),
         objective=Objective(**section("objective")),
+        fixed=section("fixed"),
         effort=Effort(**effort),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftsmith.engine.types import SpecConfig, TreeShape
@@ -27,6 +27,15 @@ DYNAMIC = tuple(name for name, shapes in TREES_OF.items() if "dynamic" in shapes
 SEARCHED = ("ngram", "suffix", "recycle", "early_exit", "draft_model")
 DRAFTERS = ("none", *SEARCHED, "scripted")
 TREES = ("chain", "static", "dynamic")
+FIXABLE = (  # knobs that a deployment may hold at one value
+    "block_size",
+    "tree",
+    "tree_budget",
+    "exit_layer",
+    "skip_layers",
+    "draft_vocab",
+    "stop_threshold",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +250,7 @@ KNOBS: dict[str, Knob] = {
 class SpaceFacts:
     """What the ranges depend on. ``num_ranked`` token ids are ranked for the draft vocabulary (0:
     the knob is not searched); ``layer_subsets`` says whether the model can run some of its layers.
+    ``fixed`` knobs (of ``FIXABLE``) are held at one value instead of being searched.
     """
 
     num_layers: int
@@ -251,6 +261,7 @@ class SpaceFacts:
     draft_model: str | None = None
     concurrency: int = 1
     temperature: float = 0.0
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def searched(self) -> tuple[str, ...]:

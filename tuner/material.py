@@ -22,6 +22,7 @@ from draftsmith.engine.workload_formats import WorkloadRow
 from draftsmith.tuner.deployment import Deployment
 from draftsmith.tuner.errors import TunerInputError
 from draftsmith.tuner.knobs import SpaceFacts
+from draftsmith.tuner.space import check_fixed
 
 if TYPE_CHECKING:
     from draftsmith.engine.model.facts import ModelFacts
@@ -149,7 +150,7 @@ def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
 
 
 def _space_facts(deployment: Deployment, target: ModelFacts) -> SpaceFacts:
-    return SpaceFacts(
+    facts = SpaceFacts(
         num_layers=target.num_layers,
         vocab_size=target.vocab_size,
         families=deployment.drafters,
@@ -158,6 +159,7 @@ def _space_facts(deployment: Deployment, target: ModelFacts) -> SpaceFacts:
         concurrency=deployment.regime.concurrency,
         temperature=deployment.regime.sampling.temperature,
     )
+    return replace(facts, fixed=check_fixed(deployment.fixed, facts))
 
 
 def _tokenizer(target: ModelFacts, workload: Workload) -> Any:

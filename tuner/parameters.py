@@ -8,7 +8,7 @@ the values of a configuration at hand, which is how starting points are enqueued
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from draftsmith.engine.types import SpecConfig
@@ -53,7 +53,10 @@ def draft_vocab_grid(facts: SpaceFacts) -> tuple[int | None, ...]:
 
 
 def suggest(trial: Trial, family: str, facts: SpaceFacts) -> SpecConfig:
-    """One configuration of ``family``, every choice taken by ``trial``; normalised."""
+    """One configuration of ``family``, every choice but the fixed ones taken by ``trial``;
+    normalised.
+    """
+    trial = _Held(trial, facts.fixed)
     values: dict[str, Any] = {"drafter": family}
     if family == "ngram":
         values["block_size"] = trial.suggest_int("ngram.block_size", 1, 16)
@@ -77,7 +80,9 @@ def suggest(trial: Trial, family: str, facts: SpaceFacts) -> SpecConfig:
         values["draft_model"] = facts.draft_model
     if family in ("early_exit", "draft_model"):
         grid = draft_vocab_grid(facts)
-        if len(grid) > 1:
+        if "draft_vocab" in facts.fixed:
+            values["draft_vocab"] = facts.fixed["draft_vocab"]
+        elif len(grid) > 1:
             step = trial.suggest_int(f"{family}.draft_vocab_step", 0, len(grid) - 1)
             values["draft_vocab"] = grid[step]
         values["stop_threshold"] = _on_grid(
@@ -94,6 +99,45 @@ def parameters_of(config: SpecConfig, facts: SpaceFacts) -> dict[str, Any]:
     if suggest(point, config.drafter, facts) != normalise(config, facts):
         raise NotExpressibleError(f"{config} is outside the searched space")
     return point.parameters
+
+
+def expressible(config: SpecConfig, facts: SpaceFacts) -> bool:
+    """Whether ``config`` lies in the searched space."""
+    try:
+        parameters_of(config, facts)
+    except NotExpressibleError:
+        return False
+    return True
+
+
+class _Held:
+    """A Trial in which ``fixed`` knobs are not asked for."""
+
+    def __init__(self, trial: Trial, fixed: Mapping[str, Any]) -> None:
+        self._trial = trial
+        self._fixed = fixed
+
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
+        if self._holds(name):
+            return int(self._fixed[_knob(name)])
+        return self._trial.suggest_int(name, low, high, step=step, log=log)
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        if self._holds(name):
+            return float(self._fixed[_knob(name)])
+        return self._trial.suggest_float(name, low, high, step=step, log=log)
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> Any:
+        if self._holds(name):
+            return self._fixed[_knob(name)]
+        return self._trial.suggest_categorical(name, choices)
+
+    def _holds(self, name: str) -> bool:
+        return _knob(name) in self._fixed
 
 
 class FixedPoint:
@@ -136,10 +180,15 @@ class FixedPoint:
         return value
 
     def _value(self, name: str) -> Any:
-        key = name.split(".", 1)[1]
+        key = _knob(name)
         if key not in self._values:
             raise NotExpressibleError(f"{name} has no value")
         return self._values[key]
+
+
+def _knob(name: str) -> str:
+    """The part of a parameter's name after the family."""
+    return name.split(".", 1)[1]
 
 
 def _tree(trial: Trial, family: str, facts: SpaceFacts) -> dict[str, Any]:
@@ -160,9 +209,12 @@ def _tree(trial: Trial, family: str, facts: SpaceFacts) -> dict[str, Any]:
 
 def _layers(trial: Trial, facts: SpaceFacts) -> dict[str, Any]:
     """A cut after ``exit_layer``, or a contiguous run of left-out layers between first and last."""
+    if facts.fixed.get("skip_layers"):
+        return {"skip_layers": facts.fixed["skip_layers"]}
     last = facts.num_layers - 1
     way = "exit"
-    if facts.num_layers >= MIN_LAYERS_TO_SKIP:
+    held = facts.fixed.keys() & {"exit_layer", "skip_layers"}
+    if facts.num_layers >= MIN_LAYERS_TO_SKIP and not held:
         way = trial.suggest_categorical("early_exit.way", ("exit", "skip"))
     if way == "exit":
         return {"exit_layer": trial.suggest_int("early_exit.exit_layer", 1, last)}

@@ -16,6 +16,7 @@ from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.errors import TunerInputError, near_match
 from draftsmith.tuner.knobs import (
     DRAFTERS,
+    FIXABLE,
     KNOBS,
     TREES,
     TREES_OF,
@@ -95,6 +96,33 @@ def validate(values: Mapping[str, Any], facts: SpaceFacts | None = None) -> Spec
     config = SpecConfig(**checked)
     _check_together(config)
     return normalise(config, facts)
+
+
+def check_fixed(fixed: Mapping[str, Any], facts: SpaceFacts) -> dict[str, Any]:
+    """Knobs to hold, with their values checked for every searched family that reads them.
+    TunerInputError names a knob that cannot be held, a value outside its limits, and a tree that a
+    family does not draw.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in fixed.items():
+        if name not in FIXABLE:
+            raise TunerInputError(f"knob {name!r} cannot be fixed.{near_match(name, FIXABLE)}")
+        readers = [family for family in facts.searched if family in KNOBS[name].drafters]
+        if not readers:
+            raise TunerInputError(
+                f"fixed.{name} is {value!r} but none of the searched drafters "
+                f"({', '.join(facts.searched)}) reads it: drop it"
+            )
+        for family in readers:
+            checked[name] = _checked(KNOBS[name], value, family, facts)
+            if name == "tree" and value not in TREES_OF[family]:
+                raise TunerInputError(
+                    f"fixed.tree is {value!r} but drafter {family!r} draws "
+                    f"{' or '.join(TREES_OF[family])} only: leave {family} out of drafters"
+                )
+    if checked.get("exit_layer") and checked.get("skip_layers"):
+        raise TunerInputError("fixed.exit_layer and fixed.skip_layers exclude each other: drop one")
+    return checked
 
 
 def knob_table(facts: SpaceFacts | None = None) -> list[dict[str, str]]:
@@ -178,6 +206,9 @@ def _check_together(config: SpecConfig) -> None:
 
 
 def _range_text(knob: Knob, facts: SpaceFacts | None) -> str:
+    if facts is not None and knob.name in facts.fixed:
+        value = json.dumps(facts.fixed[knob.name]).strip('"')
+        return f"{value} (fixed)"
     if knob.kind == "choice":
         return ", ".join(knob.choices)
     if knob.kind == "text":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.agents.agent import Proposal
 from draftsmith.tuner.knobs import SpaceFacts
-from draftsmith.tuner.parameters import MIN_LAYERS_TO_SKIP, draft_vocab_grid
+from draftsmith.tuner.parameters import MIN_LAYERS_TO_SKIP, draft_vocab_grid, expressible
 from draftsmith.tuner.space import normalise
 
 BUSY = 4  # requests together from which verified rows are no longer nearly free
@@ -34,7 +36,9 @@ def starting_points(facts: SpaceFacts) -> list[Proposal]:
     ordered = [items[i] for i in range(rounds) for items in lists if i < len(items)]
     unique: dict[SpecConfig, Proposal] = {}
     for proposal in ordered:
-        unique.setdefault(proposal.config, proposal)
+        held = normalise(replace(proposal.config, **facts.fixed), facts)
+        if not facts.fixed or expressible(held, facts):
+            unique.setdefault(held, replace(proposal, config=held))
     return list(unique.values())
 
 
