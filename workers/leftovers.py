@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import shutil
 from dataclasses import asdict, dataclass
@@ -23,12 +24,15 @@ _KILL_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRecord:
-    """One local cluster. ``driver_started`` guards against a process id that was given anew."""
+    """One local cluster. ``driver_started`` guards against a process id that was given anew,
+    ``host`` against records of another machine in a shared folder.
+    """
 
     token: str
     folder: str
     driver_pid: int
     driver_started: float
+    host: str
 
     def driver_lives(self) -> bool:
         try:
@@ -45,6 +49,7 @@ def new_record(folder: Path) -> ClusterRecord:
         folder=str(folder),
         driver_pid=os.getpid(),
         driver_started=psutil.Process().create_time(),
+        host=platform.node(),
     )
 
 
@@ -79,7 +84,7 @@ def clean_leftovers(record_dir: Path) -> int:
             record = ClusterRecord(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue
-        if not record.driver_lives():
+        if record.host == platform.node() and not record.driver_lives():
             killed += remove_cluster(record_dir, record)
     return killed
 

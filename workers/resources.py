@@ -72,7 +72,10 @@ def plan_workers(request: WorkerRequest, available: Resources) -> WorkerPlan:
             f"{gpus:g} GPUs a worker: timed jobs never share a GPU; give a whole number, 1 or more"
         )
     if domains < 1:
-        raise WorkerInputError(f"no {name} to run on; use --device cpu or a machine with a GPU")
+        raise WorkerInputError(
+            f"no {name} to run on: a machine without one, or cluster nodes not started with"
+            f" --resources '{{\"{timing_resource(request.device)}\": 1}}' (one for each {name})"
+        )
     most = domains if request.device == "cpu" else int(available.gpus // gpus)
     count = max(1, most) if request.num_workers is None else request.num_workers
     if count < 1:

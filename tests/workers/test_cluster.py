@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,12 +91,7 @@ def test_leftovers_are_found_by_token_and_killed(tmp_path: Path) -> None:
     """A process that ignores its parent's death, of a driver whose id was given anew."""
     record = new_record(tmp_path / "cluster")
     (tmp_path / "cluster").mkdir()
-    stale = type(record)(
-        token=record.token,
-        folder=record.folder,
-        driver_pid=record.driver_pid,
-        driver_started=record.driver_started - 100.0,
-    )
+    stale = replace(record, driver_started=record.driver_started - 100.0)
     write_record(tmp_path / "records", stale)
     (tmp_path / "records" / "ray-broken.json").write_text("{")
     sleeper = subprocess.Popen(
@@ -108,6 +104,13 @@ def test_leftovers_are_found_by_token_and_killed(tmp_path: Path) -> None:
     assert cluster_processes(record.token) == []
     sleeper.wait(WAIT_S)
     assert not (tmp_path / "cluster").exists()
+
+
+def test_records_of_other_machines_are_left_alone(tmp_path: Path) -> None:
+    record = replace(new_record(tmp_path / "cluster"), driver_started=0.0, host="elsewhere")
+    write_record(tmp_path, record)
+    assert clean_leftovers(tmp_path) == 0
+    assert len(list(tmp_path.glob("*.json"))) == 1
 
 
 def test_a_cluster_is_started_on_the_main_thread_only(tmp_path: Path) -> None:
