@@ -35,7 +35,8 @@ demo: $(STAMP)
 	$(BIN)/draftsmith tune --target smollm2 --workload builtin --budget $(DEMO_BUDGET) --store runs/demo.db --out runs/demo --fresh
 
 test: $(STAMP)
-	$(BIN)/pytest --durations=15 -m "not slow" $(PYTEST_FLAGS)
+	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m "not slow and not ray and not alone" $(PYTEST_FLAGS)
+	$(BIN)/pytest --durations=10 -m "not slow and (ray or alone)" $(PYTEST_FLAGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
