@@ -257,3 +257,7 @@ def _read(connection: sqlite3.Connection) -> Snapshot:
         in_flight=", ".join(f"{row[2]} {row[3]}" for row in trials if row[1] == "leased"),
         runs=runs,
     )
+
+
+if __name__ == "__main__":
+    Scene(Path(sys.argv[1]))
