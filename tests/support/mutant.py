@@ -46,7 +46,7 @@ class Mutant:
     fault: str
     plant: Plant
     configs: tuple[str, ...]
-    sampling: Mapping[str, object] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict, hash=False)
     concurrency: int = 1
     family: str = "llama"
 

@@ -77,12 +77,15 @@ class Trial:
 
     @property
     def killer(self) -> str | None:
-        """None: the mutant survives."""
+        """None: the mutant survives. Where every change is within ``REALISTIC_NOISE`` of stock, as
+        where nothing changed, it takes the row test.
+        """
         if self.num_alarms or self.num_ties or self.num_wrong_position:
             return None
-        if self.num_changed:
-            caught = self.num_divergent == self.num_changed > self.num_ties_noisy
-            return "token forcing" if caught else None
+        if self.num_divergent != self.num_changed:
+            return None
+        if self.num_divergent > self.num_ties_noisy:
+            return "token forcing"
         return "row test" if self.num_wrong_rows else None
 
 
@@ -104,22 +107,21 @@ def margin_noise(model: Decoder) -> float:
     return measure_margin_noise(model, requests, stock.completions).noise
 
 
-def requests_of(mutant: Mutant, count: int) -> list[Request]:
-    return make_requests(count, VOCAB, **mutant.sampling)
-
-
 def run_config(
     model: Decoder, requests: Sequence[Request], name: str, concurrency: int
 ) -> tuple[Completion, ...]:
     """Completions of one configuration of ``SPECULATION`` in an engine of its own."""
-    references = {request.request_id: _stock(model, request).token_ids for request in requests}
+    config = SPECULATION[name]
+    references = None
+    if config.drafter == "scripted":
+        references = {request.request_id: _stock(model, request).token_ids for request in requests}
     engine = NativeEngine(model, load_draft_model=lambda _: model)
     return engine.run(
         requests,
-        SPECULATION[name],
+        config,
         concurrency=concurrency,
         inputs=INPUTS,
-        references=references if SPECULATION[name].drafter == "scripted" else None,
+        references=references,
     ).completions
 
 
@@ -128,7 +130,8 @@ def try_mutant(mutant: Mutant, *, outputs: int, rows: int) -> Trial:
     and at most ``rows`` of the rows behind them.
     """
     model = model_of(mutant.family)
-    requests = requests_of(mutant, -(-outputs // len(mutant.configs)))
+    count = -(-outputs // len(mutant.configs))
+    requests = make_requests(count, VOCAB, **mutant.sampling)
     for request in requests:
         _stock(model, request)
     seen: list[Row] = []

@@ -358,7 +358,7 @@ ROW_MUTANTS = (
     Mutant("gather overlap", "a source overwritten before it is read", gather_overlapping, TREES),
     Mutant("length over", "one row too many after full acceptance", length_over, BOTH),
     Mutant("length under", "one row short after full acceptance", length_under, BOTH),
-    Mutant("slot not emptied", "a row of the last tenant stays", slot_not_emptied, BOTH, {}, 2),
+    Mutant("slot not emptied", "a row of the last tenant stays", slot_not_emptied, BOTH),
     Mutant("prefill boundary", "later chunks start one too low", prefill_boundary, BOTH),
     Mutant("prefill row", "first token from the row before", prefill_row, BOTH),
     Mutant("swapped siblings", "two siblings' logits exchanged", swapped_siblings, TREES),
