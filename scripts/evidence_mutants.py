@@ -71,7 +71,10 @@ def _load(path: Path, outputs: int) -> dict[str, Any]:
 
 def _save(path: Path | None, report: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
 
 
 if __name__ == "__main__":
