@@ -129,3 +129,11 @@ def test_raylet_killed_the_job_in_flight_is_done_once(ray_executor: RayExecutor)
     result = take(ray_executor)
     assert (result.job_id, result.status) == ("sleep:1", "ok")
     assert ray_executor.next_result(0.0) is None
+
+
+def test_a_timed_worker_runs_at_the_drivers_own_priority(ray_executor: RayExecutor) -> None:
+    """Ray's default (nice 15) would time the worker behind everything else on the machine."""
+    start(ray_executor, "sleep:1")
+    priorities = {psutil.Process(pid).nice() for pid in ray_executor.worker_pids()}
+    take(ray_executor)
+    assert priorities == {psutil.Process().nice()}
