@@ -17,6 +17,7 @@ from draftsmith.store import trials as trials_
 from draftsmith.store.database import Database
 from draftsmith.store.models import Measurement, Output
 from draftsmith.store.records import (
+    MAX_ATTEMPTS,
     AddedTrial,
     Budget,
     BundleRecord,
@@ -114,15 +115,21 @@ class Repository:
             return trials_.add(session, self._clock(), row, trials)
 
     def lease(
-        self, run_id: int, owner: str, ttl_s: float, *, stage: str | None = None
+        self,
+        run_id: int,
+        owner: str,
+        ttl_s: float,
+        *,
+        stage: str | None = None,
+        max_attempts: int | None = MAX_ATTEMPTS,
     ) -> TrialRecord | None:
         """Take the lowest-numbered trial that is queued or whose lease expired; None when there is
-        none. A trial that lost MAX_ATTEMPTS leases is failed ("lost 3 times") on the way, not
-        handed out.
+        none. A trial that lost ``max_attempts`` leases is failed ("lost 3 times") on the way, not
+        handed out; None hands it out however often it was lost.
         """
         with self._database.write(f"lease a trial of run {run_id}") as session:
             runs.find_run(session, run_id)
-            return trials_.lease(session, self._clock(), run_id, owner, ttl_s, stage)
+            return trials_.lease(session, self._clock(), run_id, owner, ttl_s, stage, max_attempts)
 
     def renew(self, trial_id: int, owner: str, ttl_s: float) -> bool:
         """Extend the lease; False when ``owner`` no longer holds it (stop working on it)."""

@@ -14,7 +14,6 @@ from draftsmith.store.errors import StoreInputError
 from draftsmith.store.models import Measurement, Output, Run, Trial
 from draftsmith.store.records import (
     FINISHED,
-    MAX_ATTEMPTS,
     AddedTrial,
     NewTrial,
     TrialCounts,
@@ -74,7 +73,13 @@ def add(session: Session, now: float, run: Run, trials: Sequence[NewTrial]) -> l
 
 
 def lease(
-    session: Session, now: float, run_id: int, owner: str, ttl_s: float, stage: str | None
+    session: Session,
+    now: float,
+    run_id: int,
+    owner: str,
+    ttl_s: float,
+    stage: str | None,
+    max_attempts: int | None,
 ) -> TrialRecord | None:
     """See Repository.lease."""
     free = or_(Trial.state == "queued", and_(Trial.state == "leased", Trial.expires_at <= now))
@@ -82,7 +87,7 @@ def lease(
     if stage is not None:
         query = query.where(Trial.stage == stage)
     while (trial := session.scalars(query).first()) is not None:
-        if trial.attempt >= MAX_ATTEMPTS:
+        if max_attempts is not None and trial.attempt >= max_attempts:
             _close(trial, now, "failed", f"lost {trial.attempt} times")
             session.flush()
             continue

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from draftsmith.engine.job import MeasureJob, MeasureResult
-from draftsmith.store.records import Owner, TrialOutcome, TrialRecord
+from draftsmith.store.records import MAX_ATTEMPTS, Owner, TrialOutcome, TrialRecord
 from draftsmith.store.repository import Repository
 from draftsmith.tuner.executor import Executor
 
@@ -61,9 +61,11 @@ class Dispatcher:
         """A worker waits for a job."""
         return len(self._running) < self._executor.num_workers
 
-    def lease(self, stage: str) -> TrialRecord | None:
-        """The next queued trial of ``stage``, now ours."""
-        return self._repository.lease(self._run_id, self._owner.key, LEASE_S, stage=stage)
+    def lease(self, stage: str, *, max_attempts: int | None = MAX_ATTEMPTS) -> TrialRecord | None:
+        """The next queued trial of ``stage``, now ours; None for ``max_attempts`` gives none up."""
+        return self._repository.lease(
+            self._run_id, self._owner.key, LEASE_S, stage=stage, max_attempts=max_attempts
+        )
 
     def start(self, trial: TrialRecord, job: MeasureJob) -> None:
         self._running[job.job_id] = trial

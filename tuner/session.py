@@ -61,12 +61,15 @@ class Session:
 
     def carry_out(self, stage: str, trials: Sequence[NewTrial], build: Build, read: Read) -> None:
         """Run every trial of a stage that must succeed as a whole (baseline, confirmation), those
-        left by an earlier driver included. ``read`` may raise: the trial is given back and nothing
-        is lost.
+        left by an earlier driver included, however often drivers died under them: that would end
+        the run for good. ``read`` may raise: the trial is given back and nothing is lost.
         """
         self.repository.add_trials(self.run.id, trials)
         while True:
-            while self.dispatcher.has_idle and (trial := self.dispatcher.lease(stage)):
+            while self.dispatcher.has_idle:
+                trial = self.dispatcher.lease(stage, max_attempts=None)
+                if trial is None:
+                    break
                 self.dispatcher.start(trial, build(trial))
             finished = self.dispatcher.wait(WAIT_S)
             if finished is None:

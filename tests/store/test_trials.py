@@ -161,6 +161,16 @@ def test_three_lost_leases_fail_the_trial(
     assert (lost.state, lost.reason, lost.feasible) == ("failed", "lost 3 times", False)
 
 
+def test_a_trial_may_be_lost_without_limit(
+    repository: Repository, run: RunRecord, clock: FakeClock
+) -> None:
+    queue(repository, run, 4)
+    for attempt in range(1, 7):
+        trial = repository.lease(run.id, f"w{attempt}", 10, max_attempts=None)
+        assert trial is not None and trial.attempt == attempt
+        clock.advance(11)
+
+
 def test_requeue_gives_the_attempt_back(repository: Repository, run: RunRecord) -> None:
     (trial,) = queue(repository, run, 4)
     for _ in range(5):
