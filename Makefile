@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/draftsmith tune --target smollm2 --workload builtin --budget $(DEMO_BUDGET) --store runs/demo.db --out runs/demo --fresh
+	$(BIN)/draftsmith tune --target smollm2 --workload builtin --max-tokens 64 --budget $(DEMO_BUDGET) --store runs/demo.db --out runs/demo --fresh
 
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m "not slow and not ray and not alone" $(PYTEST_FLAGS)
