@@ -49,7 +49,7 @@ bench: $(STAMP)
 	$(BIN)/draftsmith bench $(BENCH_FLAGS)
 
 evidence: $(STAMP)
-	$(BIN)/python -P scripts/evidence.py
+	$(BIN)/python -P scripts/evidence.py $(EVIDENCE_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist draftsmith.egg-info runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

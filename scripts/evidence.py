@@ -111,7 +111,7 @@ def carry_out(section: Section, place: Place) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(time.monotonic() - begin),
         "machine": machine(),
-        "text": told.text,
+        "text": told.text.strip(),
         "values": told.values,
     }
     text = json.dumps(result, indent=1, ensure_ascii=False)

@@ -34,10 +34,10 @@ class Sizes:
             target=str(folder / "scene" / "tiny"),
             parity_prompts=3,
             parity_tokens=12,
-            lossless_prompts=6,
-            lossless_tokens=12,
-            outputs=6,
-            kills=2,
+            lossless_prompts=3,
+            lossless_tokens=8,
+            outputs=4,
+            kills=1,
             tune=("--budget", "5m", "--max-trials", "2", "--max-tokens", "16"),
             regimes=(("--concurrency", "2"),),
         )
@@ -247,18 +247,31 @@ def _differs(part: dict[str, Any]) -> bool:
 
 
 def _tell_lossless(result: dict[str, Any]) -> Told:
+    """One line a configuration, over both batch sizes; tokens per step by temperature."""
     parts = result["parts"]
-    columns = ("outputs", "tokens", "tokens_per_step", "equal", "divergent")
-    rows = [(name, *(part[column] for column in columns)) for name, part in parts.items()]
     counted = ("outputs", "tokens", "equal", "divergent")
-    totals = {name: sum(part[name] for part in parts.values()) for name in counted}
+    lines: dict[str, dict[str, Any]] = {"all": dict.fromkeys(counted, 0)}
+    for key, part in parts.items():
+        config, temperature, _ = key.split(", ")
+        line = lines.setdefault(config, dict.fromkeys(counted, 0))
+        line[temperature] = part["tokens_per_step"]
+        for name in counted:
+            line[name] += part[name]
+            lines["all"][name] += part[name]
+    rows = [
+        (config, line["outputs"], line["tokens"], line.get("T=0"), line.get("T=0.8"))
+        + (line["equal"], line["divergent"])
+        for config, line in lines.items()
+    ]
     wrong = [name for name, part in parts.items() if not part["ok"]]
     stable = "yes" if result.get("row_stable") else "no"
-    first = ("all", totals["outputs"], totals["tokens"], "", totals["equal"], totals["divergent"])
-    heads = ("configuration", "outputs", "tokens", "tokens/step", "equal to stock", "divergent")
+    heads = (
+        *("configuration", "outputs", "tokens", "tokens/step at T=0", "at T=0.8"),
+        *("equal to stock", "divergent"),
+    )
     return Told(
-        text=f"Row-stable: {stable}.\n\n" + table(heads, [first, *rows]),
-        values={**totals, "row_stable": stable},
+        text=f"Row-stable: {stable}.\n\n" + table(heads, rows),
+        values={**lines["all"], "row_stable": stable},
         reason=f"not equal to stock: {', '.join(wrong)}" if wrong else "",
     )
 

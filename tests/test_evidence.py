@@ -1,0 +1,113 @@
+"""``make evidence``: passed sections are kept, failed ones are shown with their reason and run
+again, and what a person wrote around the generated part stays.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+
+@pytest.fixture
+def evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with a root of its own."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import evidence as script
+
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "machine", lambda: {"processor": "a test's"})
+    (tmp_path / "runs").mkdir()
+    return script
+
+
+def section(evidence: ModuleType, name: str, code: str, **fields: Any) -> Any:
+    from evidence_sections import Section, Step, Told
+
+    return Section(
+        name=name,
+        title=f"{name} holds",
+        steps=(Step(("python", "-c", code), Path("runs") / f"{name}.txt"),),
+        tell=lambda root: Told(text=(root / "runs" / f"{name}.txt").read_text()),
+        **fields,
+    )
+
+
+def place(evidence: ModuleType, *, fresh: bool = False) -> Any:
+    return evidence.Place(folder=Path("runs"), document=Path("measurements.md"), fresh=fresh)
+
+
+COUNT = "import pathlib; p = pathlib.Path('count'); p.open('a').write('x'); print(p.read_text())"
+
+
+def test_a_passed_section_is_not_run_again_unless_asked(
+    evidence: ModuleType, tmp_path: Path
+) -> None:
+    counted = section(evidence, "counted", COUNT)
+    evidence.carry_out(counted, place(evidence))
+    evidence.carry_out(counted, place(evidence))
+    assert (tmp_path / "count").read_text() == "x"
+    evidence.carry_out(counted, place(evidence, fresh=True))
+    assert (tmp_path / "count").read_text() == "xx"
+
+
+def test_a_failed_section_is_shown_and_run_again(evidence: ModuleType, tmp_path: Path) -> None:
+    broken = section(evidence, "broken", f"{COUNT}; raise SystemExit('the margin was negative')")
+    unseen = section(evidence, "unseen", COUNT)
+    evidence.carry_out(broken, place(evidence))
+    evidence.carry_out(broken, place(evidence))
+    assert (tmp_path / "count").read_text() == "xx"
+    result = json.loads((tmp_path / "runs" / "broken.json").read_text())
+    assert result["status"] == "failed" and "the margin was negative" in result["reason"]
+    evidence.write_document([broken, unseen], place(evidence))
+    text = (tmp_path / "measurements.md").read_text()
+    assert "**Failed:** exit code 1: " in text and "the margin was negative" in text
+    assert "| unseen | not run |" in text
+
+
+def test_text_around_the_generated_part_stays(evidence: ModuleType, tmp_path: Path) -> None:
+    document = tmp_path / "measurements.md"
+    document.write_text(f"# Mine\n\n{evidence.BEGIN}old\n{evidence.END}\nremarks\n")
+    told = section(evidence, "told", "print('a new table')")
+    evidence.carry_out(told, place(evidence))
+    for _ in range(2):
+        evidence.write_document([told], place(evidence))
+    text = document.read_text()
+    assert text.startswith("# Mine\n") and text.endswith("remarks\n")
+    assert text.count("\na new table\n") == 1 and "old" not in text
+    assert "python -c" in text and "a test's" in text
+
+
+def test_words_taken_from_a_result_are_shown_as_a_command(
+    evidence: ModuleType, tmp_path: Path
+) -> None:
+    from evidence_sections import Step
+
+    (tmp_path / "answer.json").write_text('{"bundle_path": "out/b"}')
+    step = Step(("python", "-c", "import sys; print(sys.argv[1])", "@answer.json:bundle_path"))
+    assert evidence.shown(step).endswith("$(jq -r .bundle_path answer.json)")
+    log = tmp_path / "log"
+    assert evidence.run(step, log) == "" and "out/b" in log.read_text()
+    missing = Step(("python", "-c", "pass", "@none.json:bundle_path"))
+    assert "none.json" in evidence.run(missing, log)
+
+
+def test_every_section_names_what_it_leaves(evidence: ModuleType) -> None:
+    """The whole list and its smoke form are the same sections, each with commands."""
+    from evidence_sections import Sizes, sections
+
+    folder = Path("runs") / "evidence"
+    whole = sections(Sizes(), "builtin", folder)
+    small = sections(Sizes.smoke(folder), "prompts.jsonl", folder)
+    assert [s.name for s in whole] == [s.name for s in small]
+    assert {"parity", "lossless-fp32", "lossless-bf16", "mutants", "kills", "tune", "kernels"} <= {
+        s.name for s in whole
+    }
+    assert all(s.steps for s in whole)
+    assert all(sys.executable not in evidence.shown(step) for s in whole for step in s.steps)
