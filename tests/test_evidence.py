@@ -73,14 +73,14 @@ def test_a_failed_section_is_shown_and_run_again(evidence: ModuleType, tmp_path:
 
 def test_text_around_the_generated_part_stays(evidence: ModuleType, tmp_path: Path) -> None:
     document = tmp_path / "measurements.md"
-    document.write_text(f"# Mine\n\n{evidence.BEGIN}old\n{evidence.END}\nremarks\n")
+    document.write_text(f"# Mine\n\n{evidence.BEGIN}stale\n{evidence.END}\nremarks\n")
     told = section(evidence, "told", "print('a new table')")
     evidence.carry_out(told, place(evidence))
     for _ in range(2):
         evidence.write_document([told], place(evidence))
     text = document.read_text()
     assert text.startswith("# Mine\n") and text.endswith("remarks\n")
-    assert text.count("\na new table\n") == 1 and "old" not in text
+    assert text.count("\na new table\n") == 1 and "stale" not in text
     assert "python -c" in text and "a test's" in text
 
 

@@ -37,7 +37,7 @@ def test_interrupted_command_leaves_nothing_and_resumes(
 ) -> None:
     arguments = scene.tune_arguments(max_trials=1)
     first = scene.start(arguments)
-    assert first.wait(lambda: len(scene.snapshot().finished) >= 1), first.stderr()
+    assert first.wait(lambda: scene.num_finished() >= 1), first.stderr()
     before = scene.snapshot()
     os.killpg(first.process.pid, signal_)  # as a terminal does: the whole group
     assert first.finish() == 130, first.stderr()

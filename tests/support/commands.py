@@ -11,7 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -113,11 +114,37 @@ class Scene:
 
     def snapshot(self) -> Snapshot:
         """Read the store, and check that SQLite finds it whole."""
+        with self._connection() as connection:
+            return Snapshot() if connection is None else _read(connection)
+
+    def num_finished(self) -> int:
+        """Trials that ended."""
+        with self._connection() as connection:
+            if connection is None:
+                return 0
+            [(count,)] = connection.execute(
+                f"SELECT COUNT(*) FROM draftsmith_trials WHERE state IN {FINISHED}"
+            )
+            return int(count)
+
+    def driver_pids(self) -> set[int]:
+        """Processes that have claimed a run."""
+        with self._connection() as connection:
+            if connection is None:
+                return set()
+            rows = connection.execute("SELECT owner FROM draftsmith_runs WHERE owner IS NOT NULL")
+            return {json.loads(owner)["pid"] for (owner,) in rows}
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection | None]:
+        """The store by plain SQL; None before it has its tables."""
         if not self.store.exists():
-            return Snapshot()
+            yield None
+            return
         connection = sqlite3.connect(f"file:{self.store}?mode=rw", uri=True, timeout=60.0)
         try:
-            return _read(connection)
+            there = "SELECT 1 FROM sqlite_master WHERE name = 'draftsmith_trials'"
+            yield connection if connection.execute(there).fetchall() else None
         finally:
             connection.close()
 
@@ -160,7 +187,7 @@ class Driver:
 
     def holds_run(self) -> bool:
         """Whether it has claimed its run in the store."""
-        return any(pid == self.process.pid for *_, pid in self._scene.snapshot().runs.values())
+        return self.process.pid in self._scene.driver_pids()
 
     def victim(self, kind: Kind) -> psutil.Process | None:
         """The process of this kind that belongs to this driver, if it is there now."""
@@ -171,7 +198,7 @@ class Driver:
         for process in (p for token in tokens for p in cluster_processes(token)):
             try:
                 title = process.cmdline()[0]
-                working = title.startswith("ray::") and "IDLE" not in title
+                working = title.startswith("ray::MeasureActor")  # not Ray's own agents
                 if working if kind == "worker" else process.name() == "raylet":
                     return process
             except (psutil.Error, IndexError):
@@ -215,20 +242,17 @@ def _read(connection: sqlite3.Connection) -> Snapshot:
     def query(text: str, *values: object) -> list[tuple[Any, ...]]:
         return connection.execute(text, values).fetchall()
 
-    if not query("SELECT 1 FROM sqlite_master WHERE name = 'draftsmith_trials'"):
-        return Snapshot()
     query("BEGIN")
     trials = query(
         "SELECT number, state, stage, rung, attempt, reason FROM draftsmith_trials ORDER BY id"
     )
-    marks = ",".join("?" * len(FINISHED))
     finished = {
         row[0]: (
             *row,
             *query("SELECT * FROM draftsmith_measurements WHERE trial_id = ?", row[0]),
             *query("SELECT * FROM draftsmith_outputs WHERE trial_id = ?", row[0]),
         )
-        for row in query(f"SELECT * FROM draftsmith_trials WHERE state IN ({marks})", *FINISHED)
+        for row in query(f"SELECT * FROM draftsmith_trials WHERE state IN {FINISHED}")
     }
     same = "run_id, config_hash, stage, rung"
     repeats = query(

@@ -22,6 +22,7 @@ from commands import BrokenPromiseError, Driver, Kind, Scene, check_kept
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 EARLY = 1 / 3  # share of drivers that are killed while they start
+MORE_TRIALS = (0, 1, 2)  # that finish before the next kill
 ENVIRONMENT = 3  # exit code of a command that cannot go on
 
 
@@ -52,9 +53,9 @@ class Report:
 
 
 class Siege:
-    """Kills processes of ``kinds`` in order, each at a random moment up to ``spread_s`` after it is
-    there, over as many runs as that takes. After each kill, each end and each restart the store is
-    held against what it held before.
+    """Kills processes of ``kinds`` in order, each at a random moment: up to ``spread_s`` after it
+    is there and none, one or two more trials are finished; over as many runs as that takes. After
+    each kill, each end and each restart the store is held against what it held before.
     """
 
     def __init__(
@@ -97,6 +98,9 @@ class Siege:
         kind = self._left[0]
         early = kind == "driver" and self._report.kills and self._rng.random() < EARLY
         if not early and not driver.wait(driver.holds_run):
+            return False
+        enough = len(self._kept.finished) + (0 if early else self._rng.choice(MORE_TRIALS))
+        if not driver.wait(lambda: self._scene.num_finished() >= enough):
             return False
         if not driver.wait(lambda: driver.victim(kind) is not None):
             return False
