@@ -33,6 +33,7 @@ from draftsmith.workers.resources import Resources, available_cpus, timing_resou
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray takes no less than 75 MiB; jobs and results are kilobytes
 LOG_BYTES = 4 * 2**20  # a log file, with one older generation kept
 MAX_FOLDER_CHARS = 38  # Ray's sockets go 66 characters deeper, the system's limit is 107
+START_ATTEMPTS = 2  # of a local cluster: Ray gives up after 30 s, too few on a busy machine
 DAEMONS = ("raylet", "gcs_server")
 
 # Read by Ray when it is imported or starts processes; in force only meanwhile.
@@ -134,27 +135,31 @@ class Cluster:
             raise WorkerEnvironmentError(
                 "Ray must be started on the main thread; make the executor there"
             )
-        atexit.register(self.close)
         local = self._config.address is None
+        attempts = START_ATTEMPTS if local else 1
         with _environment(_QUIET | _LOOPBACK if local else _QUIET):
             import ray
 
             if ray.is_initialized():
-                atexit.unregister(self.close)
                 raise WorkerEnvironmentError(
                     "this process is connected to Ray already; call ray.shutdown() first, or run"
                     " draftsmith in its own process"
                 )
-            try:
-                if self._config.address is None:
-                    self._start_local(ray)
+            while not self._open:
+                atexit.register(self.close)
+                attempts -= 1
+                try:
+                    if self._config.address is None:
+                        self._start_local(ray)
+                    else:
+                        self._connect(ray, self._config.address)
+                except BaseException as error:
+                    self._open = True
+                    self.close()
+                    if attempts == 0 or not isinstance(error, WorkerEnvironmentError):
+                        raise
                 else:
-                    self._connect(ray, self._config.address)
-            except BaseException:
-                self._open = True
-                self.close()
-                raise
-        self._open = True
+                    self._open = True
 
     def _start_local(self, ray: Any) -> None:
         config = self._config
@@ -274,6 +279,6 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError, OSError, TimeoutError) as error:
+    except Exception as error:  # Ray raises bare ones, when its own 30 s are over for instance
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise WorkerEnvironmentError(f"{what}: {first[0]}") from error

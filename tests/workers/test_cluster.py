@@ -136,3 +136,31 @@ def test_a_second_connection_in_one_process_is_refused(
         Cluster(ClusterConfig(record_dir=tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert ray_executor.next_result(0.0) is None  # the first connection still works
+
+
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_a_start_that_ray_gives_up_is_tried_once_more(
+    num_failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray raises a bare Exception when a node is not up after 30 s, as on a busy machine."""
+    import ray
+
+    starts: list[dict[str, object]] = []
+
+    def init(**options: object) -> None:
+        starts.append(options)
+        if len(starts) <= num_failures:
+            raise Exception("The current node timed out during startup.\nMore.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", init)
+    if num_failures == 1:
+        Cluster(ClusterConfig(record_dir=tmp_path)).close()
+    else:
+        with pytest.raises(WorkerEnvironmentError, match="did not start.*timed out"):
+            Cluster(ClusterConfig(record_dir=tmp_path))
+    assert len(starts) == 2
+    assert starts[0]["_temp_dir"] != starts[1]["_temp_dir"]
+    assert list(tmp_path.iterdir()) == []
+    assert not any(Path(str(start["_temp_dir"])).exists() for start in starts)
