@@ -142,7 +142,7 @@ def test_coupled_output_is_stock_and_twice_the_same(name: str, sampling: Samplin
 
 
 @every_case
-def test_reset_forgets_so_that_a_prompt_drafts_alike_whenever_it_comes(name: str) -> None:
+def test_b1_reset_forgets_so_that_a_prompt_drafts_alike_whenever_it_comes(name: str) -> None:
     """cases.md B1: one prompt three times, and A, B against B, A."""
     first, second = PROMPTS[:2]
     used = bench_for(CASES[name])

@@ -60,7 +60,7 @@ class Contenders:
         return [json.loads(line) for line in out.splitlines()]
 
 
-def test_eight_writers_and_a_reader_lose_nothing(url: str) -> None:
+def test_b35_eight_writers_and_a_reader_lose_nothing(url: str) -> None:
     """B35: 8 processes x 50 tiny trials (10 on a server, whose locks queue fairly); none lost, no
     number twice, nobody told "locked".
     """
@@ -85,7 +85,7 @@ def test_eight_writers_and_a_reader_lose_nothing(url: str) -> None:
         assert len(repository.outputs(trials[-1].id)) == contender.NUM_OUTPUTS
 
 
-def test_four_processes_begin_one_run_together(url: str) -> None:
+def test_b12_four_processes_begin_one_run_together(url: str) -> None:
     """The schema is made once, one run is opened, one process drives it, and B12: four processes
     that want 8 trials each get exactly the budget of 10.
     """

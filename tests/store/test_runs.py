@@ -33,7 +33,7 @@ def test_unfinished_run_is_resumed_and_a_done_one_is_not(repository: Repository)
     assert after.deployment == first.deployment
 
 
-def test_changed_space_or_seed_is_another_run(repository: Repository) -> None:
+def test_b31_changed_space_or_seed_is_another_run(repository: Repository) -> None:
     """B31: [2, 4] then [2, 4, 8] is a new run, not a mixture."""
     first = repository.open_run(DEPLOYMENT, SETTINGS, seed=7)
     wider = repository.open_run(DEPLOYMENT, {"space": {"block_size": [2, 4, 8]}}, seed=7)
@@ -43,7 +43,7 @@ def test_changed_space_or_seed_is_another_run(repository: Repository) -> None:
     assert repository.open_run(DEPLOYMENT, SETTINGS, seed=7).id == fresh.id, "the newest"
 
 
-def test_resuming_a_named_run_with_a_changed_space_says_what_changed(
+def test_b31_resuming_a_named_run_with_a_changed_space_says_what_changed(
     repository: Repository,
 ) -> None:
     """B31: by name there is no silent new run."""
@@ -130,7 +130,7 @@ def test_a_live_driver_of_this_host_is_not_taken_over(
     repository.claim_run(run.id, this_process(), 30)
 
 
-def test_a_dead_driver_is_taken_over_at_once_with_its_leases_only(
+def test_b13_a_dead_driver_is_taken_over_at_once_with_its_leases_only(
     repository: Repository, run: RunRecord
 ) -> None:
     """B13: the dead driver's trials are queued again; a live worker elsewhere keeps its own."""

@@ -49,7 +49,7 @@ def test_a_trial_comes_back_as_it_was_given(repository: Repository, run: RunReco
     assert trial.config_hash == fingerprint(given.config)
 
 
-def test_same_configuration_twice_is_a_repeat(repository: Repository, run: RunRecord) -> None:
+def test_b31_same_configuration_twice_is_a_repeat(repository: Repository, run: RunRecord) -> None:
     """B31: 0.1 + 0.2 and 0.3 are one configuration, key order and int/float spelling too."""
     first = NewTrial(config={"stop_threshold": 0.1 + 0.2, "block_size": 4})
     again = NewTrial(config={"block_size": 4.0, "stop_threshold": 0.3})
@@ -60,7 +60,7 @@ def test_same_configuration_twice_is_a_repeat(repository: Repository, run: RunRe
     assert [trial.number for trial in repository.trials(run.id)] == [0, 1, 2]
 
 
-def test_baseline_is_enqueued_once_across_two_drivers_and_a_resume(
+def test_b31_baseline_is_enqueued_once_across_two_drivers_and_a_resume(
     repository: Repository, run: RunRecord
 ) -> None:
     """B31."""
@@ -72,7 +72,9 @@ def test_baseline_is_enqueued_once_across_two_drivers_and_a_resume(
     assert len(repository.trials(run.id)) == 1
 
 
-def test_budget_is_exact_and_a_finished_budget_resumes_to_nothing(repository: Repository) -> None:
+def test_b12_budget_is_exact_and_a_finished_budget_resumes_to_nothing(
+    repository: Repository,
+) -> None:
     """B12: failed and pruned trials count like done ones, unbudgeted ones do not."""
     deployment, settings = {"target": "t"}, {"space": "s"}
     run = repository.open_run(deployment, settings, budget=Budget(trials=4))
@@ -113,7 +115,7 @@ def test_lease_by_stage(repository: Repository, run: RunRecord) -> None:
     assert repository.lease(run.id, "a", 60, stage="confirm") is None
 
 
-def test_lost_lease_is_taken_over_and_its_late_result_dropped(
+def test_b13_lost_lease_is_taken_over_and_its_late_result_dropped(
     repository: Repository, run: RunRecord, clock: FakeClock
 ) -> None:
     """B13: same configuration, once, not counted as done; the late result changes nothing."""
@@ -133,7 +135,7 @@ def test_lost_lease_is_taken_over_and_its_late_result_dropped(
     assert [(t.state, t.score) for t in repository.trials(run.id)] == [("done", 1.2)]
 
 
-def test_renewed_lease_of_a_live_worker_is_untouched(
+def test_b13_renewed_lease_of_a_live_worker_is_untouched(
     repository: Repository, run: RunRecord, clock: FakeClock
 ) -> None:
     """B13: a slow worker that renews is never taken for dead."""
@@ -181,7 +183,7 @@ def test_requeue_gives_the_attempt_back(repository: Repository, run: RunRecord) 
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, None, "", True])
-def test_a_score_that_is_no_number_fails_the_trial(
+def test_b20_a_score_that_is_no_number_fails_the_trial(
     repository: Repository, run: RunRecord, score: object
 ) -> None:
     """B20: the reason names the value and the search goes on."""
@@ -195,7 +197,7 @@ def test_a_score_that_is_no_number_fails_the_trial(
     assert queue(repository, run, 5)[0].number == trial.number + 1
 
 
-def test_a_lossy_trial_never_leads(repository: Repository, run: RunRecord) -> None:
+def test_b20_a_lossy_trial_never_leads(repository: Repository, run: RunRecord) -> None:
     """B20: 5x lossy, 1.2x lossless, 3x failed: the best is 1.2x."""
     queue(repository, run, 2, 3, 4, 5, 6)
     finish_next(repository, run, TrialOutcome(state="done", score=5.0, reason="divergent"))

@@ -67,7 +67,7 @@ def test_starting_points_come_first_with_their_reasons() -> None:
     assert made[-1].proposer == "sampler"
 
 
-def test_a_resumed_search_does_not_repeat_itself() -> None:
+def test_b31_a_resumed_search_does_not_repeat_itself() -> None:
     """cases.md B31: seed 7, some trials, a new process with seed 7, some more."""
     storage = optuna.storages.InMemoryStorage()
     known: list[SpecConfig] = []

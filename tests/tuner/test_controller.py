@@ -51,7 +51,7 @@ def test_the_bundle_holds_the_verdict_and_the_outputs(bench: Bench) -> None:
     assert result.next_command == f"draftsmith verify {result.bundle_path}"
 
 
-def test_lossless_and_slow_beats_lossy_and_fast(bench: Bench) -> None:
+def test_b20_lossless_and_slow_beats_lossy_and_fast(bench: Bench) -> None:
     """cases.md B20: five times faster and lossy, against 1.2 times and lossless."""
     world = World(
         speed=lambda config: 5.0 if config.drafter == "ngram" else 1.2,
@@ -68,7 +68,7 @@ def test_lossless_and_slow_beats_lossy_and_fast(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "", -1.0, 0.0])
-def test_a_time_that_is_no_number_fails_its_trial_and_the_search_goes_on(
+def test_b20_a_time_that_is_no_number_fails_its_trial_and_the_search_goes_on(
     bench: Bench, value: object
 ) -> None:
     """cases.md B20: such a trial is failed with its reason, never the best."""
@@ -103,7 +103,7 @@ def test_nothing_faster_recommends_off_without_confirming(bench: Bench) -> None:
     assert len(request["token_ids"]) > 0 and bundle.parts.config == {"drafter": "none"}
 
 
-def test_every_job_failing_ends_and_says_so(bench: Bench) -> None:
+def test_b12_every_job_failing_ends_and_says_so(bench: Bench) -> None:
     """cases.md B12: all failed, the search ends at its budget of trials and says why."""
     world = World(speed=lambda config: 2.0, status=lambda config: "oom")
     result = bench.run(world, max_trials=6)
@@ -112,7 +112,7 @@ def test_every_job_failing_ends_and_says_so(bench: Bench) -> None:
     assert result.trials.failed == 6 and result.trials.configurations == 6
 
 
-def test_failed_trials_count_like_others(bench: Bench) -> None:
+def test_b12_failed_trials_count_like_others(bench: Bench) -> None:
     """cases.md B12: three of ten fail; ten are measured in all."""
     world = World(speed=suffix_pays, status=lambda c: "died" if c.drafter == "recycle" else "ok")
     result = bench.run(world, budget_s=3000, max_trials=10)
@@ -129,7 +129,7 @@ def test_the_trial_budget_is_exact_with_several_workers(bench: Bench, num_worker
     assert len(first_rung) == 10 and all(t.attempt == 1 for t in first_rung)
 
 
-def test_a_finished_budget_resumes_to_no_further_trial(bench: Bench) -> None:
+def test_b12_a_finished_budget_resumes_to_no_further_trial(bench: Bench) -> None:
     """cases.md B12: budget 10, done 10, resume runs 0; the verdict is the same."""
     world = World(speed=suffix_pays, noise=0.05)
     first = bench.run(world, budget_s=5000, max_trials=10)
@@ -164,7 +164,7 @@ def test_the_budget_holds_and_the_confirmation_keeps_its_share(bench: Bench) -> 
     assert result.verdict == "winner"
 
 
-def test_a_hanging_trial_is_stopped_and_the_next_one_runs(bench: Bench) -> None:
+def test_b29_a_hanging_trial_is_stopped_and_the_next_one_runs(bench: Bench) -> None:
     """cases.md B29: recorded as a timeout, the search goes on and keeps its limit."""
     world = World(
         speed=suffix_pays,
@@ -189,7 +189,7 @@ class Deaf(FakeExecutor):
         return super().next_result(timeout_s)
 
 
-def test_the_search_limit_holds_while_a_trial_is_running(bench: Bench) -> None:
+def test_b29_the_search_limit_holds_while_a_trial_is_running(bench: Bench) -> None:
     """cases.md B29: a worker that never answers cannot spend the confirmation's time."""
     world = World(speed=suffix_pays)
     start = world.now_s

@@ -55,7 +55,7 @@ def test_vllm_suffix_and_what_is_not_equal(tmp_path: Path) -> None:
     assert any("max_cached_requests" in note for note in made.notes)
 
 
-def test_vllm_draft_model_is_not_guessed_from_its_path(tmp_path: Path) -> None:
+def test_b11_vllm_draft_model_is_not_guessed_from_its_path(tmp_path: Path) -> None:
     """cases.md B11: a path that contains eagle keeps its method."""
     made = read(
         tmp_path,

@@ -53,13 +53,13 @@ def evidence(
     return collect("candidate", timings, made, REFERENCES)
 
 
-def test_the_headline_is_the_ratio_of_sums() -> None:
+def test_b18_the_headline_is_the_ratio_of_sums() -> None:
     """cases.md B18: 10 s and 1 s against 5 s and 1 s are 1.83, not the mean of ratios 1.50."""
     made = score(evidence({"a": (10.0, 5.0), "b": (1.0, 1.0)}), Objective())
     assert made.ratio == pytest.approx(11 / 6)
 
 
-def test_shorter_output_is_no_speed_up() -> None:
+def test_b18_shorter_output_is_no_speed_up() -> None:
     """cases.md B18: stopping early is fast, differs from stock, and is not valid."""
     outputs = [
         output("a", (1,), judgement="divergent", position=1, emitted=0, expected=2, margin=3.0)
@@ -125,7 +125,7 @@ def test_evidence_adds_up() -> None:
     assert both.request_ids == {"a", "b"}
 
 
-def test_acceptance_never_divides_by_nothing() -> None:
+def test_b2_acceptance_never_divides_by_nothing() -> None:
     """cases.md B2: no draft, no denominator."""
     outputs = [
         output("a", accepted_by_position=(3, 1, 0), drafted_by_position=(4, 2, 0)),

@@ -37,7 +37,7 @@ def calls_of_a_whole_run(bench: Bench) -> int:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_kill_at_any_call_loses_nothing_and_repeats_nothing(
+def test_b13_a_kill_at_any_call_loses_nothing_and_repeats_nothing(
     bench: Bench, num_workers: int
 ) -> None:
     """cases.md B13 and B31. Calls are submits and results; the kill comes before either happens, so
@@ -74,7 +74,7 @@ def test_killed_again_and_again_it_still_ends(bench: Bench) -> None:
     assert all(count == 1 for count in jobs_of(world).values())
 
 
-def test_the_search_goes_on_where_it_was_and_does_not_repeat_itself(bench: Bench) -> None:
+def test_b31_the_search_goes_on_where_it_was_and_does_not_repeat_itself(bench: Bench) -> None:
     """cases.md B31: five trials, a restart, five more; none of the first five comes again."""
     world = World(speed=speed)
     world.kill_at = 20
@@ -98,7 +98,7 @@ def test_starting_points_are_queued_once_over_restarts(bench: Bench) -> None:
     assert fixed and len(set(fixed)) == len(fixed)
 
 
-def test_a_changed_space_is_another_run(bench: Bench) -> None:
+def test_b31_a_changed_space_is_another_run(bench: Bench) -> None:
     """cases.md B31: fewer families, so a new run and a new study, not a trace."""
     world = World(speed=speed, kill_at=15)
     with pytest.raises(Killed):

@@ -172,7 +172,7 @@ def test_knobs_that_are_not_read_do_not_make_configurations_differ() -> None:
     assert normalise(SpecConfig(block_size=9, recycle_k=1)) == SpecConfig()
 
 
-def test_equal_values_written_differently_are_one_configuration() -> None:
+def test_b31_equal_values_written_differently_are_one_configuration() -> None:
     """cases.md B31: 0.1 + 0.2 and 0.3 are measured once."""
     first = validate({"drafter": "suffix", "match_max": 8, "min_token_prob": 0.1 + 0.2})
     second = validate({"drafter": "suffix", "match_max": 8, "min_token_prob": 0.3})

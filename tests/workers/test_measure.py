@@ -52,7 +52,7 @@ def test_time_is_forwards_and_lossless_outputs_are_exact() -> None:
     assert result.worker == "w0"
 
 
-def test_warm_up_is_not_counted() -> None:
+def test_b18_warm_up_is_not_counted() -> None:
     """B18: the first call's extra 2 s appear in no timing."""
     job = make_job({"trial": NGRAM}, num_requests=2)
     cold = measure(job, CostlyModel(FakeClock(), first_s=2.0))
@@ -74,7 +74,7 @@ def test_warm_up_makes_the_caches_that_the_timed_units_use() -> None:
     assert model.num_caches == 2  # one a configuration
 
 
-def test_order_of_configurations_does_not_change_counts() -> None:
+def test_b1_order_of_configurations_does_not_change_counts() -> None:
     """B1: first or last, after whatever ran before."""
 
     def counts(names: list[str]) -> dict[tuple[str, int], tuple[int, int, int]]:
@@ -88,7 +88,7 @@ def test_order_of_configurations_does_not_change_counts() -> None:
     assert counts(["ngram", "suffix", "wrong"]) == counts(["wrong", "suffix", "ngram"])
 
 
-def test_the_same_prompt_thrice_counts_the_same_each_time() -> None:
+def test_b1_the_same_prompt_thrice_counts_the_same_each_time() -> None:
     """B1: nothing learned from a prompt flatters its repetition, nor the next job."""
     request = make_requests(1, max_tokens=24)[0]
     requests = tuple(replace(request, request_id=f"copy{i}") for i in range(3))
@@ -190,7 +190,7 @@ def test_losing_configurations_stop_early_and_winning_ones_do_not() -> None:
     assert not fast.stopped_early and {t.unit for t in fast.timings} == set(range(8))
 
 
-def test_out_of_memory_is_a_result_and_the_next_job_is_as_before() -> None:
+def test_b29_out_of_memory_is_a_result_and_the_next_job_is_as_before() -> None:
     """B29: job 2 allocates too much; job 3 is job 1 again, with the same peak."""
     hoard: list[bytearray] = []
 

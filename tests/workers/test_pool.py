@@ -69,7 +69,7 @@ def test_workers_do_not_see_the_drivers_folder(ray_executor: RayExecutor) -> Non
     assert os.getcwd() not in result.reason.split("|")
 
 
-def test_a_hang_is_a_timeout_and_the_next_job_runs(ray_executor: RayExecutor) -> None:
+def test_b29_a_hang_is_a_timeout_and_the_next_job_runs(ray_executor: RayExecutor) -> None:
     """B29: killed at limit + grace."""
     hung, after = act(ray_executor, "hang:600", "sleep:0", timeout_s=0.5)
     assert (hung.status, after.status) == ("timeout", "ok")

@@ -20,13 +20,13 @@ ONE_GPU = Resources(cpus=8, gpus=1)
 FOUR_GPUS = Resources(cpus=8, gpus=4)
 
 
-def test_two_workers_of_a_fraction_of_one_gpu_are_refused() -> None:
+def test_b39_two_workers_of_a_fraction_of_one_gpu_are_refused() -> None:
     request = WorkerRequest(device="gpu", num_workers=2, gpus_per_worker=0.6)
     with pytest.raises(WorkerInputError, match="never share a GPU"):
         plan_workers(request, ONE_GPU)
 
 
-def test_timed_jobs_never_share_a_gpu_even_where_fractions_would_fit() -> None:
+def test_b39_timed_jobs_never_share_a_gpu_even_where_fractions_would_fit() -> None:
     request = WorkerRequest(device="gpu", num_workers=2, gpus_per_worker=0.5)
     with pytest.raises(WorkerInputError, match="never share a GPU"):
         plan_workers(request, ONE_GPU)
@@ -56,7 +56,7 @@ def test_one_worker_with_all_cpus_on_a_cpu_machine() -> None:
     assert plan.timing_resource == "timing:cpu"
 
 
-def test_one_cpu_gives_one_worker() -> None:
+def test_b39_one_cpu_gives_one_worker() -> None:
     assert plan_workers(WorkerRequest(), Resources(cpus=1)).num_workers == 1
 
 
@@ -87,7 +87,7 @@ def _machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
     return root
 
 
-def test_cgroup_quota_of_one_cpu(tmp_path: Path) -> None:
+def test_b39_cgroup_quota_of_one_cpu(tmp_path: Path) -> None:
     inner = {"sys/fs/cgroup/box/cpu.max": "100000 100000\n", "sys/fs/cgroup/cpu.max": "max 100000"}
     assert available_cpus(_machine(tmp_path, "0::/box\n", inner)) == 1
 

@@ -99,7 +99,7 @@ def test_no_budget_and_empty_templates_run_nothing() -> None:
     assert forward.batches == []
 
 
-def test_equal_logits_go_to_the_lowest_id_as_in_the_target() -> None:
+def test_b14_equal_logits_go_to_the_lowest_id_as_in_the_target() -> None:
     """cases.md B14: the same tie rule in drafter and target, in chains and trees."""
     forward = TableForward()
     forward._logits = torch.zeros(VOCAB, VOCAB)

@@ -20,7 +20,7 @@ FAMILIES = ("llama", "mistral", "gemma2", "gemma3_text", "smollm3")  # windows s
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tree_rows_equal_a_plain_forward_of_their_path(family: str) -> None:
+def test_b21_tree_rows_equal_a_plain_forward_of_their_path(family: str) -> None:
     decoder = tiny_decoder(seed=1, num_layers=4, family=family)
     cache, slot = _after_prompt(decoder)
     rows = tree_rows(cache, slot, ROOT, TREE)
@@ -33,7 +33,7 @@ def test_tree_rows_equal_a_plain_forward_of_their_path(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_accepting_b_and_c_keeps_their_rows(family: str) -> None:
+def test_b21_accepting_b_and_c_keeps_their_rows(family: str) -> None:
     decoder = tiny_decoder(seed=1, num_layers=4, family=family)
     cache, slot = _after_prompt(decoder)
     decoder.forward(tree_rows(cache, slot, ROOT, TREE), cache)
@@ -43,7 +43,7 @@ def test_accepting_b_and_c_keeps_their_rows(family: str) -> None:
     torch.testing.assert_close(after, plain, atol=1e-5, rtol=0)
 
 
-def test_nothing_of_an_earlier_step_leaks_into_a_later_one() -> None:
+def test_b21_nothing_of_an_earlier_step_leaks_into_a_later_one() -> None:
     """A wide tree, then a narrow one over the same rows: nothing stale may count."""
     decoder = tiny_decoder(seed=2)
     cache, slot = _after_prompt(decoder)
