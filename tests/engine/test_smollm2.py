@@ -54,7 +54,7 @@ def test_greedy_stock_equals_transformers_token_for_token(smollm2_path: Path) ->
     from transformers import AutoModelForCausalLM
 
     loaded = load(smollm2_path, "float32")
-    requests = requests_of(loaded, 8, Sampling(max_tokens=24))
+    requests = requests_of(loaded, 8, Sampling(max_tokens=16))
     ours = NativeEngine(loaded.model, tokenizer=loaded.tokenizer).run(
         requests, SpecConfig(), concurrency=4
     )
@@ -65,7 +65,7 @@ def test_greedy_stock_equals_transformers_token_for_token(smollm2_path: Path) ->
             output = reference.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
-                max_new_tokens=24,
+                max_new_tokens=16,
                 do_sample=False,
                 pad_token_id=0,
             )
@@ -75,7 +75,7 @@ def test_greedy_stock_equals_transformers_token_for_token(smollm2_path: Path) ->
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_bf16_speculation_is_lossless(target: LoadedTarget, temperature: float) -> None:
     sampling = Sampling(max_tokens=20, temperature=temperature)
-    requests = requests_of(target, 6, sampling)
+    requests = requests_of(target, 4, sampling)
     requests = [
         replace(r, sampling=replace(r.sampling, max_tokens=20 - 3 * i))
         for i, r in enumerate(requests)
@@ -84,10 +84,12 @@ def test_bf16_speculation_is_lossless(target: LoadedTarget, temperature: float) 
     stock = engine.run(requests, SpecConfig()).completions
     inputs = DraftInputs(draft_vocab_ids=tuple(range(16_384)))
     for name, config in CONFIGS.items():
-        done = engine.run(requests, config, concurrency=6, inputs=inputs).completions
-        emitted = [EmittedOutput(c.request_id, c.token_ids, c.stop_reason) for c in done]
-        if target.model.info.row_stable:
+        done = engine.run(requests, config, concurrency=4, inputs=inputs).completions
+        if target.model.info.row_stable:  # no ties needed: bit for bit
             assert [c.token_ids for c in done] == [c.token_ids for c in stock], name
+            if name != "recycle":  # equal outputs need forcing once only
+                continue
+        emitted = [EmittedOutput(c.request_id, c.token_ids, c.stop_reason) for c in done]
         verdicts = force_outputs(
             target.model, requests, emitted, margin_noise=0.1, tokenizer=target.tokenizer
         )
