@@ -31,22 +31,22 @@ def test_kills_lose_and_repeat_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_command_leaves_nothing_and_resumes(
-    scene: Scene, signal_: signal.Signals
-) -> None:
+def test_interrupted_command_leaves_nothing_and_resumes(scene: Scene) -> None:
+    """Ctrl-C, then SIGTERM to the resumed command, then to the end."""
     arguments = scene.tune_arguments(max_trials=1)
-    first = scene.start(arguments)
-    assert first.wait(lambda: scene.num_finished() >= 1), first.stderr()
-    before = scene.snapshot()
-    os.killpg(first.process.pid, signal_)  # as a terminal does: the whole group
-    assert first.finish() == 130, first.stderr()
-    assert "interrupted" in first.stderr() and "Traceback" not in first.stderr()
-    assert scene.leftovers() == []
-    [(state, _, owner)] = scene.snapshot().runs.values()
-    assert (state, owner) == ("interrupted", None)
-    second = scene.start(arguments)
-    assert second.finish() == 0, second.stderr()
-    assert second.document()["resumed"] and second.document()["verdict"]
+    for signal_ in (signal.SIGINT, signal.SIGTERM):
+        command = scene.start(arguments)
+        assert command.wait(command.holds_run) and command.wait(lambda: scene.num_finished() > 0)
+        before = scene.snapshot()
+        os.killpg(command.process.pid, signal_)  # as a terminal does: the whole group
+        assert command.finish() == 130, command.stderr()
+        assert "interrupted" in command.stderr() and "Traceback" not in command.stderr()
+        assert scene.leftovers() == []
+        check_kept(before, scene.snapshot(), num_driver_kills=0)
+        [(state, _, owner)] = scene.snapshot().runs.values()
+        assert (state, owner) == ("interrupted", None)
+    last = scene.start(arguments)
+    assert last.finish() == 0, last.stderr()
+    assert last.document()["resumed"] and last.document()["verdict"]
     check_kept(before, scene.snapshot(), num_driver_kills=0)
     assert scene.leftovers() == []
