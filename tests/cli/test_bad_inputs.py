@@ -121,6 +121,8 @@ def test_full_store_stays_intact(
     store = tmp_path / "full.db"
     with sqlite3.connect(tuned.store) as source, sqlite3.connect(store) as database:
         source.backup(database)
+    with sqlite3.connect(store, isolation_level=None) as database:
+        database.execute("VACUUM")  # no free page left over to write to
         [pages] = database.execute("PRAGMA page_count").fetchone()
     url = f"sqlite:///{store}?max_page_count={pages}"
     message = refused(3, *tune_arguments, "--fresh", "--store", url, "--seed", 3)

@@ -45,7 +45,7 @@ def migrated(
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('store') / 'shared.db'}"
     else:
-        url = request.getfixturevalue("postgres_server").create_schema("shared")
+        url = request.getfixturevalue("postgres_server").create_schema(f"shared{uuid.uuid4().hex}")
     opened = open_database(url, busy_timeout_s=10.0)
     yield opened
     opened.close()
