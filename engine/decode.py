@@ -146,9 +146,10 @@ class DecodeLoop:
                 walk(choices[start : start + width], tree)
                 for start, width, tree in zip(starts, widths, trees, strict=True)
             ]
+        parts = torch.split(logits, list(widths))
         return [
             verify(rows, tree, context, eos_ids=self._eos, verifier=self._verifier)
-            for rows, tree, context in zip(torch.split(logits, list(widths)), trees, contexts, strict=True)
+            for rows, tree, context in zip(parts, trees, contexts, strict=True)
         ]
 
     def _record_margins(self, logits: torch.Tensor, running: Sequence[Running]) -> None:
