@@ -55,7 +55,7 @@ class Scene:
         self.store = folder / "store.db"
         self.num_starts = 0
         self._max_tokens = max_tokens
-        self._tokens: set[str] = set()  # of every cluster seen
+        self._folders: dict[str, Path] = {}  # of every cluster seen, by token
         self._drivers: list[Driver] = []
         folder.mkdir(parents=True, exist_ok=True)
         save_tiny(folder / "tiny", num_layers=4, hidden=64)
@@ -104,13 +104,14 @@ class Scene:
             except (OSError, ValueError):  # removed meanwhile
                 continue
             found[record["token"]] = record["driver_pid"]
-        self._tokens.update(found)
+            self._folders[record["token"]] = Path(record["folder"])
         return found
 
     def leftovers(self) -> list[str]:
-        """Names of what is left of the clusters seen so far: processes and records."""
-        records = list(self.clusters())
-        return records + [p.name() for token in self._tokens for p in cluster_processes(token)]
+        """Names of what is left of the clusters seen so far: records, folders, processes."""
+        left = list(self.clusters())
+        left += [str(folder) for folder in self._folders.values() if folder.exists()]
+        return left + [p.name() for token in self._folders for p in cluster_processes(token)]
 
     def snapshot(self) -> Snapshot:
         """Read the store, and check that SQLite finds it whole."""
@@ -155,7 +156,7 @@ class Scene:
                 driver.process.kill()
                 driver.process.wait()
         self.clusters()
-        for token in self._tokens:
+        for token in self._folders:
             for process in cluster_processes(token):
                 process.kill()
 
