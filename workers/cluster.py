@@ -50,7 +50,6 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "SPT_NOENV": "1",  # process titles must not overwrite the token in the environment
     "RAY_worker_niceness": "0",  # Ray's default of 15 would time the worker at the lowest priority
-    "GOMP_SPINCOUNT": "2000",  # OpenMP threads that wait give the core back on a shared machine
 }
 
 
