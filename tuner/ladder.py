@@ -112,11 +112,18 @@ def last_to_climb(climbers: Iterable[Climber], num_rungs: int) -> Climber | None
 def ranking(climbers: Iterable[Climber]) -> list[Climber]:
     """Feasible configurations that beat stock on the tuning prompts, best first: those that were
     measured on more prompts come first, and within one per cent of the best the simplest one leads.
+    One that time kept on a lower rung takes the lead where both its speed-up and the lower end of
+    its interval are above the leader's.
     """
     winners = [c for c in climbers if c.feasible and c.ratio > 1.0]
     ordered: list[Climber] = []
     for rung in sorted({c.rung for c in winners}, reverse=True):
         ordered.extend(_by_speed([c for c in winners if c.rung == rung]))
+    for overtaker in sorted(ordered[1:], key=lambda c: -c.low):
+        leader = ordered[0]
+        if overtaker.low > leader.low and overtaker.ratio > leader.ratio * (1 + NEAR):
+            ordered.remove(overtaker)
+            return [overtaker, *ordered]
     return ordered
 
 
