@@ -88,7 +88,10 @@ def paired_ratio(
     Categories of one unit cannot be resampled and are pooled (with the largest category when there
     is only one such). The percentiles are widened for few units as in Hesterberg, "What teachers
     should know about the bootstrap" (2015), section 3: without it an interval from 8 units covers
-    too little. EngineInputError for empty, unequal, non-finite or non-positive seconds.
+    too little. A resample never leaves the range of the units seen, which for two to six of them is
+    too narrow however far it is cut, so the interval is at least Student's around the ratio
+    (Cochran, "Sampling Techniques", section 6.4). EngineInputError for empty, unequal, non-finite
+    or non-positive seconds.
     """
     stock, config = _paired(stock_seconds, config_seconds)
     if len(categories) != len(stock):
@@ -108,6 +111,9 @@ def paired_ratio(
         samples = _resampled_ratios(stock, config, strata, num_samples, seed)
         tail = _widened_tail(confidence, len(stock), len(strata))
         low, high = (float(edge) for edge in np.quantile(samples, [tail, 1.0 - tail]))
+        reach = _student_reach(stock, config, strata, confidence)
+        ratio = float(stock.sum() / config.sum())
+        low, high = max(0.0, min(low, ratio - reach)), max(high, ratio + reach)
     return RatioInterval(
         ratio=float(stock.sum() / config.sum()),
         low=low,
@@ -213,6 +219,17 @@ def _resampled_ratios(
         totals[1] += config[drawn].sum(axis=1)
     ratios: Floats = totals[0] / totals[1]
     return ratios
+
+
+def _student_reach(
+    stock: Floats, config: Floats, strata: Sequence[Sequence[int]], confidence: float
+) -> float:
+    """Half width of Student's interval of the ratio of sums, linearised, within strata."""
+    residuals = stock - stock.sum() / config.sum() * config
+    variance = sum(len(units) * float(residuals[list(units)].var(ddof=1)) for units in strata)
+    degrees = len(stock) - len(strata)
+    reach = student_quantile(0.5 + confidence / 2.0, degrees) * math.sqrt(variance)
+    return reach / float(config.sum())
 
 
 def _widened_tail(confidence: float, num_units: int, num_strata: int) -> float:

@@ -151,6 +151,11 @@ class Explorer:
         trial, result = finished.trial, finished.result
         climber = self._climber(trial)
         climber.busy = False
+        if result.status in ("timeout", "cancelled") and self.seconds_left <= 0:
+            outcome = TrialOutcome(state="pruned", reason=SEARCH_OVER)
+            if self._session.dispatcher.finish(trial, outcome):
+                _give_up(climber, trial, SEARCH_OVER)
+            return
         reading = read_result(result, self._baseline.references)
         failure, judged = reading.failure, None
         evidence = climber.evidence

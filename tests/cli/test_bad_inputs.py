@@ -89,10 +89,13 @@ def test_budget_that_is_none(tiny: Path, workload: Path, budget: str) -> None:
 
 
 def test_budget_too_small_for_this_deployment_names_the_minimum(
-    tiny: Path, workload: Path, tmp_path: Path
+    workload: Path, tmp_path: Path
 ) -> None:
+    from tests.support.tinymodels import save_tiny
+
+    slow = save_tiny(tmp_path / "slow", num_layers=16)
     result = invoke(
-        *("tune", "--in-process", "--target", tiny, "--workload", workload, "--dtype", "float32"),
+        *("tune", "--in-process", "--target", slow, "--workload", workload, "--dtype", "float32"),
         *("--budget", "10s", "--max-tokens", 1000, "--store", "s.db"),
     )
     assert result.exit_code == 2 and "smallest run" in result.stderr, result.stderr
