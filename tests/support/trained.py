@@ -6,10 +6,9 @@ range, for a reason that can be named:
 - A text tells of one subject after the other, each in a phrase of five tokens:
   ``subject phrase[0] ... phrase[4] subject' ...``. The style, told once before, and the subject
   choose the phrase; subject ``s`` is followed by ``s + 1``, and several share a phrase.
-- *Exit layer.* The first two layers attend to the last three positions only, four back in all, so
-  after them the next subject cannot be known; after the third it can. The exit loss (LayerSkip,
-  Elhoushi et al. 2024: cross-entropy through the shared norm and head, one exit a step in rotation)
-  begins at layer 3.
+- *Exit layer.* The first layer attends to the last three positions only, so after it the next
+  subject cannot be known; after the second it can. The exit loss (LayerSkip, Elhoushi et al. 2024:
+  cross-entropy through the shared norm and head, one exit a step in rotation) begins at layer 2.
 - *Block size.* Exits learn phrases of a style drawn anew, so that they do not know the style: of a
   phrase's first token they guess one in four right, and of the five tokens after it all. A block of
   five drafts these, a longer one drafts past the next guess.
@@ -37,8 +36,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tests.support.tinymodels import BOS, EOS, tiny_tokenizer
 
 VOCAB_SIZE = 8192
-NUM_LAYERS = 8
-FIRST_EXIT = 3
+NUM_LAYERS = 7
+FIRST_EXIT = 2
 PERIOD = 6  # a subject and its phrase
 NUM_SUBJECTS = 64
 NUM_STYLES = 4
@@ -48,7 +47,7 @@ NUM_BEFORE = 8  # tokens before a text: noise, then its style
 
 _SEED = 0
 _FIRST_ID = 300  # ids below stand for the tokenizer's characters
-_EXITS = (FIRST_EXIT, 4, FIRST_EXIT, 6)  # in rotation
+_EXITS = (FIRST_EXIT, 4, FIRST_EXIT, 5)  # in rotation
 _EXIT_WEIGHT = 0.7
 _NUM_STEPS = 100
 _BATCH = 8
@@ -56,7 +55,7 @@ _TEXT_TOKENS = 100
 _NUM_NEGATIVES = 256
 _PEAK_RATE = 3e-3
 _WARM_STEPS = 20
-_NUM_PROMPTS = 32
+_NUM_PROMPTS = 24
 
 Ints = npt.NDArray[np.int64]
 
@@ -170,7 +169,7 @@ def _config() -> Qwen3Config:
         max_position_embeddings=1024,
         use_sliding_window=True,
         sliding_window=3,
-        layer_types=["sliding_attention"] * 2 + ["full_attention"] * (NUM_LAYERS - 2),
+        layer_types=["sliding_attention"] + ["full_attention"] * (NUM_LAYERS - 1),
         tie_word_embeddings=True,
         bos_token_id=BOS,
         eos_token_id=EOS,
