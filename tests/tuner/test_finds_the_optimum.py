@@ -35,6 +35,7 @@ EXITS = (1, 2, 3, 5)
 BLOCKS = (1, 3, 5, 9)
 VOCABS = (128, 256, None)  # all of the tuner's own grid: the model is asked about 256 ids
 CONTENDERS = 4  # besides the best of the scan and its neighbours
+APART = 0.05  # by this share at least every neighbour of the best is slower
 NEAR = 0.02  # two configurations within this share of each other's speed are one and the same
 MAX_TRIALS = 24
 
@@ -149,7 +150,7 @@ def test_the_scan_has_its_best_strictly_inside_every_range(scan: Scores, best: S
     assert best == _exit(FIRST_EXIT, PERIOD - 1, 256), scan
     assert scan[best] > 1.0
     for neighbour in _neighbours(best):
-        assert scan[neighbour] < scan[best] * (1 - NEAR), (neighbour, scan)
+        assert scan[neighbour] < scan[best] * (1 - APART), (neighbour, scan)
 
 
 @pytest.fixture(scope="module")
@@ -170,30 +171,29 @@ def result(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> TuneResult
     return found
 
 
-def test_tune_finds_the_best_of_the_scan(
-    scene: Scene, scan: Scores, best: SpecConfig, result: TuneResult
-) -> None:
-    """The same exit layer, block size and draft vocabulary. Where the search, which sees values
-    between the grid's, prefers another, that one must keep up with the scan's best when both are
-    timed side by side.
-    """
-    config = result.config
-    found = _exit(config["exit_layer"], config["block_size"], config["draft_vocab"])
-    assert 1 < config["exit_layer"] < NUM_LAYERS - 1
-    assert 1 < config["block_size"] < 16
-    assert VOCABS[0] < (config["draft_vocab"] or VOCAB_SIZE) < VOCAB_SIZE
-    if found != best:
-        speeds = scene.speeds([found, best], num_prompts=8, repeats=3)
-        assert speeds[found] >= speeds[best] * (1 - NEAR), (speeds, scan, result.top)
-
-
 def test_the_winner_beats_stock_beyond_doubt_and_changes_nothing(result: TuneResult) -> None:
     assert result.verdict == "winner", result.summary
     assert result.ratio is not None and result.ratio.low > 1.0
-    lossless = result.lossless
-    assert lossless.verdict == "lossless"
-    assert lossless.num_exact == lossless.num_outputs > 0
+    assert result.lossless.verdict == "lossless"
+    assert result.lossless.num_exact == result.lossless.num_outputs > 0
     assert result.finalist == result.config
+
+
+def test_tune_finds_the_best_of_the_scan(
+    scene: Scene, scan: Scores, best: SpecConfig, result: TuneResult
+) -> None:
+    """The same exit layer, block size and draft vocabulary, none at an end of its range. Where the
+    search, which sees values between the grid's, prefers others, they must keep up with the scan's
+    best when both are timed side by side.
+    """
+    assert result.finalist is not None, result.summary
+    found = _exit(*(result.finalist[name] for name in ("exit_layer", "block_size", "draft_vocab")))
+    assert 1 < (found.exit_layer or 0) < NUM_LAYERS - 1
+    assert 1 < found.block_size < 16
+    assert VOCABS[0] < (found.draft_vocab or VOCAB_SIZE) < VOCAB_SIZE
+    if found != best:
+        speeds = scene.speeds([found, best], num_prompts=8, repeats=3)
+        assert speeds[found] >= speeds[best] * (1 - NEAR), (speeds, scan, result.top)
 
 
 def _exit(exit_layer: int, block_size: int, draft_vocab: int | None) -> SpecConfig:
