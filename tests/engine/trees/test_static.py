@@ -110,7 +110,8 @@ def test_branching_counts_and_breadth_first_order() -> None:
 def test_every_prefix_of_a_template_is_a_template() -> None:
     template = from_acceptance((0.5, 0.3, 0.1), budget=20, depth=5)
     for size in range(len(template) + 1):
-        TreeTemplate(template.parents[:size], template.ranks[:size])
+        prefix = TreeTemplate(template.parents[:size], template.ranks[:size])
+        assert prefix.depths == template.depths[:size]
 
 
 def test_hardware_choice_follows_the_measured_times() -> None:
