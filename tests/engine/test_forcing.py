@@ -1,19 +1,16 @@
-"""Token forcing and the distribution gate judged themselves: ties, cuts, ends, noise, suspicion."""
+"""Token forcing judged itself: ties, ends, noise, suspicion."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-import torch
-from fakes import FakeTarget
 from losslessness import make_requests
 from scipy.stats import binom
+from tablemodel import END, VOCAB, TableModel, table_of
 from tinymodels import tiny_decoder
 
-from draftsmith.engine.cache import KVCache
 from draftsmith.engine.distribution import distribution_gate
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.forcing import (
@@ -26,59 +23,13 @@ from draftsmith.engine.forcing import (
 )
 from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.native import NativeEngine
-from draftsmith.engine.near_cut import margin_at_cut, support_bounds
-from draftsmith.engine.sampling import cut
 from draftsmith.engine.stock import decode_stock
 from draftsmith.engine.types import (
-    HeadRows,
-    Hidden,
     Request,
-    RowBatch,
     Sampling,
     SpecConfig,
     StopReason,
 )
-
-VOCAB = 64
-END = 1
-
-
-class TableModel(FakeTarget):
-    """A target whose logits after a token are a row of a table. ``wobble`` is added to the logits
-    of ids of odd number in forwards of several rows: a model that is not row-stable.
-    """
-
-    def __init__(self, table: torch.Tensor, wobble: float = 0.0) -> None:
-        super().__init__(vocab_size=table.shape[1], eos_token_ids=(END,))
-        self._table = table
-        self._wobble = wobble
-
-    def forward(
-        self,
-        rows: RowBatch,
-        cache: KVCache,
-        *,
-        layers: Sequence[int] | None = None,
-        capture: Sequence[int] = (),
-    ) -> Hidden:
-        several = torch.full_like(rows.token_ids, int(rows.token_ids.shape[1] > 1))
-        return Hidden(torch.stack([rows.token_ids, several], dim=-1))
-
-    def head(self, hidden: torch.Tensor, trimmed: HeadRows | None = None) -> torch.Tensor:
-        logits = self._table[hidden[:, 0]].clone()
-        logits[:, 1::2] += self._wobble * hidden[:, 1:]
-        return logits
-
-
-def table_of(rows: dict[int, dict[int, float]], size: int = VOCAB) -> torch.Tensor:
-    """Row ``token`` holds the given logits, -10 elsewhere; a token without a row leads to END."""
-    table = torch.full((size, size), -10.0)
-    table[:, END] = 0.0
-    for token, logits in rows.items():
-        table[token, END] = -10.0
-        for following, value in logits.items():
-            table[token, following] = value
-    return table
 
 
 def request_of(prompt: Sequence[int] = (2,), **sampling: object) -> Request:
@@ -174,71 +125,6 @@ def test_at_a_temperature_the_noise_is_divided_by_it(model: Decoder) -> None:
     assert ties[0].emitted is not None
     again = force(model, short, [*tokens[:-1], ties[0].emitted], noise=margin * 0.5 * 0.99)
     assert again.judgement == "divergent"
-
-
-WARM = torch.tensor([3.0, 2.0, 1.0, 0.99, -1.0])
-
-
-@pytest.mark.parametrize(
-    ("sampling", "tolerance", "firm", "possible"),
-    [
-        (Sampling(), 0.1, [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
-        (Sampling(top_k=3), 0.0, [0, 1, 2], [0, 1, 2]),
-        (Sampling(top_k=3), 0.02, [0, 1], [0, 1, 2, 3]),
-        (Sampling(top_k=2), 0.02, [0, 1], [0, 1]),
-        (Sampling(min_p=math.exp(-2.005)), 0.0, [0, 1, 2], [0, 1, 2]),
-        (Sampling(min_p=math.exp(-2.005)), 0.02, [0, 1], [0, 1, 2, 3]),
-        (Sampling(min_p=math.exp(-3.99)), 0.02, [0, 1, 2, 3], [0, 1, 2, 3, 4]),
-        (Sampling(top_p=0.85), 0.0, [0, 1, 2], [0, 1, 2]),
-        (Sampling(top_p=0.85), 0.1, [0, 1], [0, 1, 2, 3]),
-    ],
-)
-def test_the_support_is_bounded_from_both_sides(
-    sampling: Sampling, tolerance: float, firm: list[int], possible: list[int]
-) -> None:
-    bounds = support_bounds(WARM, sampling, tolerance)
-    assert bounds.firm.nonzero().flatten().tolist() == firm
-    assert bounds.possible.nonzero().flatten().tolist() == possible
-    if tolerance == 0.0:
-        assert torch.isfinite(cut(WARM, sampling)).equal(bounds.firm)
-
-
-def test_a_token_far_below_the_last_kept_one_is_at_the_cut_when_its_mass_limit_is_near() -> None:
-    """Masses 0.5, 0.4, 0.1: at top-p 0.9 the third token is one rounding away, 1.4 logits down."""
-    warm = torch.tensor([0.5, 0.4, 0.1]).log()
-    near = support_bounds(warm, Sampling(top_p=0.9), 1e-4)
-    assert near.firm.tolist() == [True, True, False]
-    assert near.possible.tolist() == [True, True, True]
-    far = support_bounds(warm, Sampling(top_p=0.85), 1e-4)
-    assert far.possible.tolist() == [True, True, False]
-
-
-def test_bounds_hold_for_random_rows_under_random_changes() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for sampling in (Sampling(top_k=7), Sampling(top_p=0.8), Sampling(min_p=0.1)):
-        for _ in range(50):
-            warm = 2 * torch.randn(40, generator=generator)
-            bounds = support_bounds(warm, sampling, 0.1)
-            change = 0.05 * (2 * torch.rand(40, generator=generator) - 1)
-            kept = torch.isfinite(cut(warm + change, sampling))
-            assert bool((kept | ~bounds.firm).all())
-            assert bool((bounds.possible | ~kept).all())
-
-
-def test_a_token_kept_by_a_change_within_the_noise_is_a_tie() -> None:
-    """Token 3 just misses the cut of top-k 3, and its noise makes it win were it kept."""
-    noise = torch.tensor([0.0, 0.0, 0.0, 5.0, 0.0])
-    sampling = Sampling(temperature=1.0, top_k=3)
-    assert margin_at_cut(WARM, noise, sampling, 3, 0.02) == 0.0
-    assert margin_at_cut(WARM, noise, sampling, 3, 0.001) is None
-    assert margin_at_cut(WARM, noise, sampling, 4, 0.02) is None
-
-
-def test_the_last_kept_token_is_no_excuse_for_the_runner_up() -> None:
-    """Stock's choice has the lowest logit that top-k 2 keeps, far above the first cut one."""
-    warm, noise = torch.tensor([3.0, 2.0, -4.0]), torch.tensor([0.0, 5.0, 0.0])
-    sampling = Sampling(temperature=1.0, top_k=2)
-    assert margin_at_cut(warm, noise, sampling, 0, 0.02) is None
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.2}])
@@ -342,83 +228,3 @@ def test_suspicion_starts_where_the_binomial_tail_passes_one_in_a_thousand(
         assert is_suspect(expected + 1, positions, *stock)
         assert not is_suspect(0, positions, *stock)
     assert not is_suspect(5, 10, 0, 0)  # nothing is known of stock
-
-
-VERIFIED = SpecConfig(drafter="early_exit", exit_layer=1, block_size=3)
-HOT = {"temperature": 1.1, "top_k": 12, "ignore_eos": True}
-
-
-def gate(
-    model: Decoder, requests: Sequence[Request], outputs: Sequence[EmittedOutput]
-) -> list[ForcedVerdict]:
-    return list(distribution_gate(model, requests, outputs))
-
-
-def emitted(model: Decoder, requests: Sequence[Request], config: SpecConfig) -> list[EmittedOutput]:
-    done = NativeEngine(model).run(requests, config, concurrency=4).completions
-    return [EmittedOutput(one.request_id, one.token_ids, one.stop_reason) for one in done]
-
-
-@pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_outputs_of_sampled_verifiers_pass_the_distribution_gate(
-    model: Decoder, verifier: str
-) -> None:
-    requests = make_requests(12, VOCAB, **HOT)
-    config = replace(VERIFIED, verifier=verifier)  # type: ignore[arg-type]
-    outputs = emitted(model, requests, config)
-    assert {verdict.judgement for verdict in gate(model, requests, outputs)} == {"distribution"}
-    # The tokens are not stock's own, so forcing must object.
-    forced = force_outputs(model, requests, outputs)
-    assert "divergent" in {verdict.judgement for verdict in forced}
-
-
-@pytest.mark.parametrize("temperature", [0.4, 3.0])
-def test_outputs_of_another_temperature_fail_the_distribution_gate(
-    model: Decoder, temperature: float
-) -> None:
-    requests = make_requests(12, VOCAB, **HOT)
-    others = [
-        replace(one, sampling=replace(one.sampling, temperature=temperature)) for one in requests
-    ]
-    verdicts = gate(model, requests, emitted(model, others, SpecConfig()))
-    assert {verdict.judgement for verdict in verdicts} == {"divergent"}
-    assert all("standard deviations from 0" in verdict.detail for verdict in verdicts)
-
-
-def test_a_token_outside_the_support_fails_the_gate_alone(model: Decoder) -> None:
-    requests = make_requests(6, VOCAB, **HOT)
-    outputs = emitted(model, requests, SpecConfig())
-    stray = next(
-        token
-        for token in range(VOCAB)
-        if gate(model, requests[:1], [_with(outputs[0], 4, token)])[0].judgement == "divergent"
-    )
-    outputs[0] = _with(outputs[0], 4, stray)
-    first, *others = gate(model, requests, outputs)
-    assert (first.judgement, first.position, first.emitted) == ("divergent", 4, stray)
-    assert first.detail == "token outside the warped support"
-    assert {verdict.judgement for verdict in others} == {"distribution"}
-
-
-def test_the_gate_judges_ends_and_ids_too(model: Decoder) -> None:
-    requests = make_requests(3, VOCAB, **HOT)
-    outputs = emitted(model, requests, SpecConfig())
-    ids = outputs[0].token_ids
-    cases = {
-        ids[:-1]: (len(ids) - 1, "ends early"),
-        (*ids, 4): (len(ids), "goes on after length"),
-        (*ids[:2], 64, *ids[3:]): (2, "outside the vocabulary"),
-        (): (0, "empty"),
-    }
-    for tokens, (position, detail) in cases.items():
-        changed = [EmittedOutput(outputs[0].request_id, tokens), *outputs[1:]]
-        first, *others = gate(model, requests, changed)
-        assert (first.judgement, first.position) == ("divergent", position)
-        assert detail in first.detail
-        assert {verdict.judgement for verdict in others} == {"distribution"}
-
-
-def _with(output: EmittedOutput, position: int, token: int) -> EmittedOutput:
-    ids = list(output.token_ids)
-    ids[position] = token
-    return replace(output, token_ids=tuple(ids))
