@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,22 @@ def settings() -> dict[str, object]:
 def found_packages() -> set[str]:
     inits = (path for name in FOLDERS for path in (ROOT / name).rglob("__init__.py"))
     return {"draftsmith." + ".".join(path.parent.relative_to(ROOT).parts) for path in inits}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Top-level names that a module imports, those inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def normalised(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def shipped_files() -> set[str]:
@@ -89,6 +108,22 @@ def test_console_script_answers() -> None:
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("draftsmith ")
+
+
+def test_what_the_code_imports_is_declared_and_pinned() -> None:
+    """A dependency of a dependency may leave with its next version."""
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = {normalised(re.split(r"[\[<>=!~; ]", entry)[0]) for entry in requirements}
+    owners = metadata.packages_distributions()
+    modules = set().union(
+        *(imported_modules(ROOT / name) for name in shipped_files() if name.endswith(".py"))
+    )
+    foreign = modules - set(sys.stdlib_module_names) - {"draftsmith"}
+    wanted = {normalised(owners[module][0]) for module in foreign if module in owners}
+    assert wanted - declared == set()
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {normalised(line.split("==")[0]) for line in pins if "==" in line}
+    assert declared - pinned == set()
 
 
 def test_torch_is_pinned_without_a_build_tag() -> None:
