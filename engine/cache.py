@@ -47,6 +47,10 @@ class KVCache:
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
+    def device(self) -> torch.device:
+        return self.k.device
+
+    @property
     def num_bytes(self) -> int:
         return 2 * self.k.numel() * self.k.element_size()
 

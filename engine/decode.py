@@ -64,6 +64,7 @@ class DecodeLoop:
             while waiting or running:
                 while waiting and len(running) < self._cache.num_slots:
                     running.append(self._admit(waiting.pop()))
+                    self._prefill(running[-1])
                 self._retire(running, done, order)
                 if running:
                     self._step(running)
@@ -82,20 +83,22 @@ class DecodeLoop:
             running.remove(one)
 
     def _admit(self, request: Request) -> Running:
-        """Prefill the prompt in chunks; its last row gives the first output token."""
         admitted = self._clock.now()
         rule = StopRule(request.sampling, self._eos, self._decoder)
         slot = self._cache.allocate()
         one = Running(request, slot, rule, list(request.prompt_ids), admitted)
         if self._drafter is not None:
             self._drafter.reset(slot)
-        hidden = prefill(self._model, self._cache, slot, request.prompt_ids)
+        return one
+
+    def _prefill(self, one: Running) -> None:
+        """Feed the prompt in chunks; its last row gives the first output token."""
+        hidden = prefill(self._model, self._cache, one.slot, one.request.prompt_ids)
         self.num_forwards += 1
         logits = self._model.head(hidden[-1:])
         verdict = self._judge(logits, [1], [one], [EMPTY])[0]
         one.commit(0, verdict.tokens(EMPTY))
         one.prefilled_s = self._clock.now()
-        return one
 
     def _step(self, running: list[Running]) -> None:
         trees = self._propose(running)

@@ -45,7 +45,9 @@ class NativeEngine:
     """Runs any ``SpecConfig`` on one resident target.
 
     Cache and drafter of the last few configurations are kept; a drafter's state is reset per
-    request, so nothing learned from one prompt reaches the next (cases.md B1).
+    request, so nothing learned from one prompt reaches the next (cases.md B1). A kept session is
+    used again only where a new one would be the same: all that ``_session`` builds from is in its
+    key. Without a ``clock`` times are taken after the model's device has finished.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class NativeEngine:
     ) -> None:
         self.model = model
         self._tokenizer = tokenizer
-        self._clock = clock or MonotonicClock()
+        self._clock = clock
         self._load_draft_model = load_draft_model
         self._draft_models: dict[str, Model] = {}
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
@@ -79,24 +81,28 @@ class NativeEngine:
         requests share one cache and drafter.
         """
         self._check(requests, concurrency)
+        draft_model = self._draft_model(config)
+        if draft_model is not None:
+            _check_positions(requests, self.model, draft_model)
         if capture_margins and config.drafter != "none":
             raise EngineInputError("margins are captured for stock only (drafter none)")
         inputs = inputs or DraftInputs()
         session = self._session(requests, config, concurrency, inputs, references, capacity)
+        clock = self._clock or MonotonicClock(session.cache.device)
         loop = DecodeLoop(
             self.model,
             session.cache,
             session.drafter,
-            clock=self._clock,
+            clock=clock,
             decoder=self._tokenizer,
             verifier=config.verifier,
             max_nodes=max_nodes(config),
             chain=config.tree == "chain",
             capture_margins=capture_margins,
         )
-        begin = self._clock.now()
+        begin = clock.now()
         completions = loop.run(requests)
-        return Outcome(tuple(completions), self._clock.now() - begin, loop.num_forwards)
+        return Outcome(tuple(completions), clock.now() - begin, loop.num_forwards)
 
     def forget(self) -> None:
         """Drop caches and drafters (after an out-of-memory error, say)."""
@@ -138,7 +144,9 @@ class NativeEngine:
         rows += 1 + max(max_nodes(config), draft_rows(config, inputs.rank_acceptance))
         capacity = -(-rows // CAPACITY_STEP) * CAPACITY_STEP
         slots = min(concurrency, max(1, len(requests)))
-        digest = hashlib.sha256(repr((config, inputs)).encode()).hexdigest()
+        trimmed = config.draft_vocab is not None  # only then do stop tokens enter a drafter's build
+        forced = forced_token_ids(self.model.info, requests) if trimmed else ()
+        digest = hashlib.sha256(repr((config, inputs, forced)).encode()).hexdigest()
         key = f"{digest}:{slots}:{capacity}"
         if references is None and key in self._sessions:
             self._sessions.move_to_end(key)
@@ -149,7 +157,7 @@ class NativeEngine:
             cache=cache,
             draft_model=self._draft_model(config),
             draft_vocab_ids=inputs.draft_vocab_ids,
-            forced_ids=forced_token_ids(self.model.info, requests),
+            forced_ids=forced,
             references=_by_prompt(requests, references),
             suffix_store=inputs.suffix_store,
             rank_acceptance=inputs.rank_acceptance,
@@ -178,6 +186,20 @@ class NativeEngine:
 def rows_needed(request: Request) -> int:
     """Cache rows that one request commits at most."""
     return len(request.prompt_ids) + request.sampling.max_tokens
+
+
+def _check_positions(requests: Sequence[Request], target: Model, draft: Model) -> None:
+    """Refuse requests that outgrow the draft model; the target's own limit is checked before."""
+    for request in requests:
+        total = rows_needed(request)
+        if total > draft.info.max_positions:
+            raise EngineInputError(
+                f"draft model {draft.info.name} has {draft.info.max_positions} positions, target"
+                f" {target.info.name} {target.info.max_positions}: request {request.request_id}"
+                f" needs {total} of both (prompt {len(request.prompt_ids)} + max_tokens"
+                f" {request.sampling.max_tokens}); use a draft model with {total} or more, shorten"
+                " the prompt or lower max_tokens"
+            )
 
 
 def max_nodes(config: SpecConfig) -> int:

@@ -21,6 +21,7 @@ class FakeTarget:
         eos_token_ids: tuple[int, ...] = (),
         num_layers: int = 4,
         supports_layer_subsets: bool = True,
+        max_positions: int = 4096,
         name: str = "fake",
     ) -> None:
         self.info = ModelInfo(
@@ -29,7 +30,7 @@ class FakeTarget:
             vocab_size=vocab_size,
             num_layers=num_layers,
             hidden_size=8,
-            max_positions=4096,
+            max_positions=max_positions,
             eos_token_ids=eos_token_ids,
             dtype="float32",
             weight_bytes=0,
