@@ -11,7 +11,7 @@ from draftsmith.cli import options as opt
 from draftsmith.cli.comparison import Plan, compare
 from draftsmith.cli.configs import Choice, override, read_knobs, resolve, sampling_of, target_of
 from draftsmith.cli.errors import CliInputError
-from draftsmith.cli.output import Output, ratio_text, table
+from draftsmith.cli.output import Output, draw_notes, ratio_text, table, with_note
 from draftsmith.cli.wiring import Placement, open_executor
 from draftsmith.engine.job import DraftInputs
 from draftsmith.engine.types import SpecConfig
@@ -39,6 +39,7 @@ def bench(
         typer.Option("--knobs", help="A configuration as JSON, or a file of it; repeatable."),
     ] = None,
     limit: opt.LimitOption = None,
+    skip_bad_rows: opt.SkipBadRowsOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each prompt runs.")] = 1,
     draft_model: opt.DraftModelOption = None,
     concurrency: opt.ConcurrencyOption = None,
@@ -67,7 +68,7 @@ def bench(
     concurrency = concurrency or _concurrency(choice)
     deployment = Deployment(
         target=ref,
-        workload=WorkloadSpec(path=workload, limit=limit),
+        workload=WorkloadSpec(path=workload, limit=limit, skip_bad_rows=bool(skip_bad_rows)),
         drafters=FAMILIES if draft_model else tuple(f for f in FAMILIES if f != "draft_model"),
         draft_model=draft_model,
         regime=Regime(concurrency=concurrency, sampling=override(sampling_of(choice), flags)),
@@ -87,7 +88,7 @@ def bench(
         repeats=repeats,
     )
     with open_executor(ref.device, in_process=True) as executor:
-        document = compare(plan, executor)
+        document = with_note(compare(plan, executor), material.skipped_note)
     Output(as_json).report(document, lambda console: _draw(console, document))
 
 
@@ -147,6 +148,7 @@ def _draw(console: Console, document: dict[str, Any]) -> None:
         f"{document['num_prompts']} prompts, {document['concurrency']} together, "
         f"{document['repeats']} times, interleaved with stock"
     )
+    draw_notes(console, document)
 
 
 def _ratio(interval: dict[str, Any] | None) -> str:

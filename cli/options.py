@@ -61,6 +61,14 @@ LimitOption = Annotated[
         min=1, help="Prompts to use at most, spread over categories.", rich_help_panel=_WORK
     ),
 ]
+SkipBadRowsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--skip-bad-rows/--refuse-bad-rows",
+        help="Leave out and count rows that cannot be read; else they are refused by line.",
+        rich_help_panel=_WORK,
+    ),
+]
 ConcurrencyOption = Annotated[
     int | None, typer.Option(min=1, help="Requests running together.", rich_help_panel=_WORK)
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,18 @@ class Output:
             print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
         else:
             render(make_console())
+
+
+def with_note(document: Mapping[str, Any], note: str | None) -> dict[str, Any]:
+    """``document`` with one more of its ``notes``, where there is one."""
+    notes = [*document.get("notes", ()), *([] if note is None else [note])]
+    return {**document, "notes": notes}
+
+
+def draw_notes(console: Console, document: Mapping[str, Any]) -> None:
+    """The document's notes, one a line."""
+    for note in document["notes"]:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def make_console(*, stderr: bool = False) -> Console:

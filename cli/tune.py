@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from draftsmith.cli import options as opt
 from draftsmith.cli.environment import read_environment
 from draftsmith.cli.errors import CliInputError
-from draftsmith.cli.output import Output
+from draftsmith.cli.fixed import fixed_flags
+from draftsmith.cli.output import Output, draw_notes, with_note
 from draftsmith.cli.plan import draw_plan, make_plan
 from draftsmith.cli.progress import TuneProgress
 from draftsmith.cli.report import draw_result
@@ -32,7 +34,7 @@ draftsmith tune --target ./my-model --workload prompts.jsonl --device cuda --con
 
 draftsmith tune --config deployment.yaml --temperature 0.8 --seed 1 --json
 
-draftsmith tune --config deployment.yaml --dry-run
+draftsmith tune --config deployment.yaml --fix tree=chain --fix skip_layers=2,3 --dry-run
 
 The same command resumes a run that was interrupted; --fresh starts a new one."""
 
@@ -55,11 +57,16 @@ def tune(
         str | None, _option(f"Families to search, with commas: {', '.join(FAMILIES)}.", "A,B")
     ] = None,
     draft_model: opt.DraftModelOption = None,
+    fix: Annotated[
+        list[str] | None,
+        _option("Hold a knob at a value instead of searching it; repeatable.", "KNOB=VALUE"),
+    ] = None,
     incumbent: Annotated[
         Path | None, _option("What you run today: a bundle, or a config as JSON.", "FILE")
     ] = None,
     heldout: Annotated[float | None, _option("Share of the prompts kept for confirming.")] = None,
     limit: opt.LimitOption = None,
+    skip_bad_rows: opt.SkipBadRowsOption = None,
     concurrency: opt.ConcurrencyOption = None,
     max_tokens: opt.MaxTokensOption = None,
     temperature: opt.TemperatureOption = None,
@@ -98,6 +105,7 @@ def tune(
         "workload.path": workload,
         "workload.limit": limit,
         "workload.heldout_fraction": heldout,
+        "workload.skip_bad_rows": skip_bad_rows,
         "budget": budget,
         "max_trials": max_trials,
         "drafters": drafters and [name.strip() for name in drafters.split(",") if name.strip()],
@@ -110,6 +118,7 @@ def tune(
         "regime.min_p": min_p,
         "regime.seed": seed,
         "seed": seed,
+        **fixed_flags(fix or ()),
     }
     if in_process and ray_address != LOCAL:
         raise CliInputError("--in-process runs without Ray: drop it, or drop --ray-address")
@@ -118,8 +127,8 @@ def tune(
     output = Output(as_json)
     if dry_run:
         known = read_incumbent(incumbent, material.facts) if incumbent else None
-        plan = make_plan(material, known)
-        output.report(plan, lambda console: draw_plan(console, plan))
+        plan = with_note(make_plan(material, known), material.skipped_note)
+        output.report(plan, lambda console: _draw_plan(console, plan))
         return
     with open_store(store or read_environment().store) as (database, repository):
         device_name = deployment.target.device
@@ -133,4 +142,10 @@ def tune(
             )
             with TuneProgress(deployment.effort.budget_s) as progress:
                 result = run_tuner(deployment, repository, executor, options, progress)
-    output.report(result.to_json(), lambda console: draw_result(console, result.to_json()))
+    document = with_note(result.to_json(), material.skipped_note)
+    output.report(document, lambda console: draw_result(console, document))
+
+
+def _draw_plan(console: Console, plan: dict[str, Any]) -> None:
+    draw_plan(console, plan)
+    draw_notes(console, plan)

@@ -76,7 +76,9 @@ def read_workload(path: str | Path, *, skip_bad: bool = False) -> Workload:
         except RecordError as error:
             reason = f"workload {source!r}, line {record.line}: {error}"
             if not skip_bad:
-                raise EngineInputError(f"{reason}; or have bad lines skipped") from error
+                raise EngineInputError(
+                    f"{reason}; or have bad rows skipped (skip_bad_rows)"
+                ) from error
             skipped.append(reason)
     if not rows:
         found = (

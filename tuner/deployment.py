@@ -29,12 +29,15 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """Where the prompts are. ``limit`` caps the rows read; ``heldout_fraction`` of them confirm."""
+    """Where the prompts are. ``limit`` caps the rows read; ``heldout_fraction`` of them confirm.
+    ``skip_bad_rows`` leaves out and counts rows that cannot be read, which are else refused.
+    """
 
     path: str
     limit: int | None = None
     heldout_fraction: float = 0.3
     max_prompt_tokens: int | None = 1024
+    skip_bad_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,8 @@ class Deployment:
 
     def description(self) -> dict[str, Any]:
         """Everything that makes two runs comparable, JSON-able: not the effort. Model and workload
-        count by content (see identity.py), so a moved folder is the same deployment.
+        count by content (see identity.py), so a moved folder is the same deployment. Skipping bad
+        rows does not count: of a file that can be read without, it takes the same rows.
         """
         return {
             "target": {

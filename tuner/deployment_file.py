@@ -96,6 +96,7 @@ KEYS: dict[str, Key] = {
         kind="float", low=0.05, high=0.9, help="share of the rows kept for the confirmation"
     ),
     "workload.max_prompt_tokens": Key(kind="int", low=8, help="longer prompts are left out"),
+    "workload.skip_bad_rows": Key(kind="bool", help="leave out rows that cannot be read"),
     "objective.metric": Key(kind="str", choices=("throughput",), help="what is maximised"),
     "objective.max_memory_gb": Key(
         kind="float", low=0, above=True, help="peak memory a configuration may use"

@@ -50,6 +50,16 @@ class Material:
     num_duplicates: int
     num_too_long: int
     num_own_sampling: int
+    num_skipped: int = 0
+    first_skipped: str = ""  # why the first of them could not be read
+
+    @property
+    def skipped_note(self) -> str | None:
+        """What was skipped, for people; None when every row could be read."""
+        if not self.num_skipped:
+            return None
+        rows = "1 row" if self.num_skipped == 1 else f"{self.num_skipped} rows"
+        return f"{rows} could not be read and were left out; the first: {self.first_skipped}"
 
     def request(
         self, prompt: Prompt, turn: int, outputs: Mapping[str, tuple[int, ...]]
@@ -91,12 +101,10 @@ def load_material(deployment: Deployment) -> Material:
     """
     from draftsmith.engine.model.facts import read_facts
 
-    workload = read_workload(deployment.workload.path)
+    workload = read_workload(deployment.workload.path, skip_bad=deployment.workload.skip_bad_rows)
     target = read_facts(deployment.target.path)
     facts = _space_facts(deployment, target)
     tokenizer = _tokenizer(target, workload)
-    if deployment.draft_model is not None:
-        check_draft_model(deployment.draft_model, target, tokenizer)
     if deployment.workload.limit is not None:
         workload = replace(workload, rows=limit(workload.rows, deployment.workload.limit))
     first = requests_for_turn(
@@ -115,6 +123,9 @@ def load_material(deployment: Deployment) -> Material:
             f"{deployment.workload.max_prompt_tokens} tokens, {len(first.too_long)} are longer: at "
             "least 2 are needed; raise workload.max_prompt_tokens or add prompts"
         )
+    if deployment.draft_model is not None:
+        needed = _positions(deployment, first.requests, workload, target)
+        check_draft_model(deployment.draft_model, target, tokenizer, needed)
     parts = split(workload, heldout_fraction=deployment.workload.heldout_fraction)
     return Material(
         deployment=deployment,
@@ -125,11 +136,15 @@ def load_material(deployment: Deployment) -> Material:
         num_duplicates=workload.num_duplicates,
         num_too_long=len(first.too_long),
         num_own_sampling=workload.num_own_sampling,
+        num_skipped=workload.num_skipped,
+        first_skipped=workload.first_skipped,
     )
 
 
-def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
-    """Refuse a draft model whose token ids mean something else."""
+def check_draft_model(path: str, target: ModelFacts, tokenizer: Any, needed: int | None) -> None:
+    """Refuse a draft model whose token ids mean something else, or that has fewer positions than
+    the requests need (``needed``; None where nothing says).
+    """
     from draftsmith.engine.model.facts import read_facts
     from draftsmith.engine.model.loading import load_tokenizer
 
@@ -140,6 +155,13 @@ def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
             f"{target.vocab_size}: a draft model needs the target's vocabulary; choose one of the "
             "same family"
         )
+    if needed is not None and draft.max_positions is not None and draft.max_positions < needed:
+        raise TunerInputError(
+            f"draft model {path!r} has {draft.max_positions} positions, the target has "
+            f"{target.max_positions}: the requests may need {needed} (prompt and max_tokens); "
+            "choose a draft model with as many, or lower regime.max_tokens or "
+            "workload.max_prompt_tokens"
+        )
     if tokenizer is None:
         return
     if load_tokenizer(draft.source_path).get_vocab() != tokenizer.get_vocab():
@@ -147,6 +169,24 @@ def check_draft_model(path: str, target: ModelFacts, tokenizer: Any) -> None:
             f"draft model {path!r} has as many token ids as the target but other tokens: a draft "
             "model needs the target's vocabulary; choose one of the same family"
         )
+
+
+def _positions(
+    deployment: Deployment,
+    requests: Sequence[Request],
+    workload: Workload,
+    target: ModelFacts,
+) -> int | None:
+    """Positions that a request may need, prompt and output; None when nothing says. Later turns of
+    a conversation may grow up to the longest prompt that is allowed, within what the target has.
+    """
+    if all(row.num_turns == 1 for row in workload.rows):
+        return max(len(request.prompt_ids) + request.sampling.max_tokens for request in requests)
+    longest = deployment.workload.max_prompt_tokens
+    grown = None if longest is None else longest + deployment.regime.sampling.max_tokens
+    return min(
+        (limit for limit in (grown, target.max_positions) if limit is not None), default=None
+    )
 
 
 def _space_facts(deployment: Deployment, target: ModelFacts) -> SpaceFacts:

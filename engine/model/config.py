@@ -74,6 +74,23 @@ def eos_ids(value: object) -> tuple[int, ...]:
     raise EngineInputError(f"eos_token_id is {value!r}; it must be an id or a list of ids")
 
 
+def stated_positions(hf: PretrainedConfig) -> int | None:
+    """Positions that the model was made for, by whichever name its family gives them."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(hf, name, None)
+        if value is not None:
+            return int(value)
+    return None
+
+
+def max_positions(hf: PretrainedConfig) -> int:
+    """As ``stated_positions``; UnsupportedError where there are none."""
+    positions = stated_positions(hf)
+    if positions is None:
+        raise UnsupportedError(f"model type {hf.model_type} does not say how many positions it has")
+    return positions
+
+
 def decoder_families() -> tuple[str, ...]:
     """Model types that ``parse_config`` accepts."""
     return tuple(sorted(_FAMILIES))
@@ -107,7 +124,7 @@ def parse_config(hf: PretrainedConfig) -> DecoderConfig:
         "num_heads": int(hf.num_attention_heads),
         "num_kv_heads": int(hf.num_key_value_heads),
         "head_dim": head_dim,
-        "max_positions": int(hf.max_position_embeddings),
+        "max_positions": max_positions(hf),
         "layers": _layers(hf, rope_of_type),
         "ropes": ropes,
         "norm_eps": float(hf.rms_norm_eps),

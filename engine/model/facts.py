@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from draftsmith.engine.errors import EngineInputError
-from draftsmith.engine.model.config import decoder_families
+from draftsmith.engine.model.config import decoder_families, stated_positions
 from draftsmith.engine.model.gguf_file import quiet_transformers
 from draftsmith.engine.model.locating import locate
 
@@ -16,13 +16,15 @@ from draftsmith.engine.model.locating import locate
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """``layer_subsets``: the engine's own decoder runs it, so layers can be left out while
-    drafting.
+    drafting. ``max_positions`` is None where the configuration does not say; loading such a model
+    refuses it.
     """
 
     source_path: Path
     family: str
     num_layers: int
     vocab_size: int
+    max_positions: int | None
     layer_subsets: bool
 
 
@@ -50,5 +52,6 @@ def read_facts(name: str) -> ModelFacts:
         family=family,
         num_layers=int(text.num_hidden_layers),
         vocab_size=int(text.vocab_size),
+        max_positions=stated_positions(text),
         layer_subsets=family in decoder_families(),
     )

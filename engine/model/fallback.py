@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.errors import EngineInputError, UnsupportedError
+from draftsmith.engine.model.config import max_positions
 from draftsmith.engine.model.gguf_file import quiet_transformers
 from draftsmith.engine.model.heads import gather_head_rows
 from draftsmith.engine.model.hook import (
@@ -22,7 +23,7 @@ from draftsmith.engine.model.hook import (
     register,
 )
 from draftsmith.engine.model.model import ModelInfo
-from draftsmith.engine.model.probing import max_positions, probe_decoder
+from draftsmith.engine.model.probing import probe_decoder
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
 
 _PROBE_LENGTH = 12

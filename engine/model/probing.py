@@ -63,11 +63,3 @@ def _refuse_windows(config: PretrainedConfig, family: str, probe: ShapeProbe) ->
     used = window is not None and getattr(config, "use_sliding_window", True)
     if used and not types and not any(probe.windows.values()):
         raise UnsupportedError(f"the sliding window of model type {family} misses the hook")
-
-
-def max_positions(config: PretrainedConfig) -> int:
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        value = getattr(config, name, None)
-        if value is not None:
-            return int(value)
-    raise UnsupportedError(f"model type {config.model_type} does not say how many positions it has")

@@ -111,6 +111,26 @@ def test_wrong_vocabulary(tiny: Path, workload: Path, tmp_path: Path) -> None:
     assert "48" in message and "64" in message and "vocabulary" in message
 
 
+@pytest.mark.parametrize("command", ["tune", "bench", "generate"])
+def test_draft_model_with_too_few_positions(
+    command: str, tiny: Path, workload: Path, tmp_path: Path
+) -> None:
+    from tests.support.tinymodels import save_tiny
+
+    small = save_tiny(tmp_path / "small", num_layers=1, max_position_embeddings=16)
+    arguments: dict[str, tuple[object, ...]] = {
+        "tune": (*tune("--workload", workload), "--draft-model", small),
+        "bench": ("bench", "--workload", workload, "--draft-model", small),
+        "generate": (
+            *("generate", "once upon a time", "--raw", "--knobs"),
+            json.dumps({"drafter": "draft_model", "draft_model": str(small)}),
+        ),
+    }
+    message = refused(2, *arguments[command], "--target", tiny)
+    for part in ("small", "16 positions", "2048", "max_tokens"):
+        assert part in message
+
+
 def test_read_only_store_is_left_as_it_was(tuned: Tuned, tune_arguments: list[object]) -> None:
     before = tuned.store.read_bytes()
     message = refused(3, *tune_arguments, "--fresh", "--store", f"file:{tuned.store}?mode=ro")

@@ -1,0 +1,70 @@
+"""``--skip-bad-rows``: broken rows are counted and named, never dropped in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import invoke
+
+
+@pytest.fixture
+def broken(workload: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "broken.jsonl"
+    good = workload.read_text().splitlines()
+    path.write_text("\n".join([*good[:4], "{oops", *good[4:], '{"prompt": 3}']) + "\n")
+    return path
+
+
+def model_of(tiny: Path, workload: Path) -> list[object]:
+    return ["--target", tiny, "--workload", workload, "--dtype", "float32", "--max-tokens", 6]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "--limit", 2, "--knobs", '{"drafter": "ngram"}'],
+        ["tune", "--drafters", "ngram", "--dry-run"],
+    ],
+    ids=["bench", "dry-run"],
+)
+def test_skipped_rows_are_noted(command: list[object], tiny: Path, broken: Path) -> None:
+    arguments = [*command, *model_of(tiny, broken)]
+    refused = invoke(*arguments)
+    assert refused.exit_code == 2 and "line 5" in refused.stderr
+    skipping = [*arguments, "--skip-bad-rows"]
+    result = invoke(*skipping, "--json")
+    assert result.exit_code == 0, result.stderr
+    [note] = json.loads(result.stdout)["notes"]
+    assert "2 rows could not be read" in note and "line 5" in note
+    assert note in invoke(*skipping).stdout
+
+
+def test_tune_notes_skipped_rows_beside_its_verdict(
+    tiny: Path, broken: Path, tmp_path: Path
+) -> None:
+    arguments = ["tune", *model_of(tiny, broken), "--skip-bad-rows", "--in-process"]
+    arguments += ["--budget", "10m", "--max-trials", 1, "--drafters", "ngram", "--heldout", 0.4]
+    arguments += ["--store", tmp_path / "s.db", "--out", tmp_path / "out"]
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert sum("2 rows could not be read" in note for note in document["notes"]) == 1
+    again = invoke(*arguments, "--run", document["run"])
+    assert "2 rows could not be read" in again.stdout
+
+
+def test_the_file_may_ask_for_it_and_a_flag_takes_it_back(
+    tiny: Path, broken: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "deployment.yaml"
+    config.write_text(
+        f"target: {{path: {tiny}, dtype: float32}}\n"
+        f"workload: {{path: {broken}, skip_bad_rows: true}}\n"
+        "drafters: [ngram]\nregime: {max_tokens: 6}\nbudget: 10m\n"
+    )
+    arguments = ("tune", "--config", config, "--dry-run", "--json")
+    assert json.loads(invoke(*arguments).stdout)["notes"]
+    assert invoke(*arguments, "--refuse-bad-rows").exit_code == 2
