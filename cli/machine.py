@@ -86,24 +86,38 @@ def memory() -> Check:
 
 
 def kernels() -> list[Check]:
-    """Backend of the CPU kernels, and what it means for bf16 outputs."""
+    """Which form of each CPU kernel runs, and what it means for bf16 outputs."""
     from draftsmith.kernels.backend import describe
 
     info = describe()
-    fix = (
-        ""
-        if info.backend == "cpp"
-        else "install g++ on a processor with AVX2 (correct without, slower)"
-    )
+    fix = ""
+    if info.switched_off:
+        fix = "unset DRAFTSMITH_KERNELS (correct without the C++ kernels, slower)"
+    elif info.backend != "cpp":
+        fix = "install g++ on a processor with AVX2 (correct without, slower)"
     status: Status = "ok" if info.backend == "cpp" else "optional"
-    stable = "yes" if info.row_stable else "no"
     why = "" if info.row_stable else "bf16 outputs may differ from stock by ties; they are counted"
     return [
         Check(name="kernels", status=status, found=f"{info.backend}: {info.reason}", fix=fix),
+        *(
+            Check(
+                name=f"kernel {kernel.name}",
+                status=_stability(kernel.row_stable),
+                found=f"{kernel.backend}, {'' if kernel.row_stable else 'not '}row-stable",
+            )
+            for kernel in info.kernels
+        ),
         Check(
-            name="row-stable", status="ok" if info.row_stable else "optional", found=stable, fix=why
+            name="row-stable",
+            status=_stability(info.row_stable),
+            found=f"{'yes' if info.row_stable else 'no'} (on the CPU)",
+            fix=why,
         ),
     ]
+
+
+def _stability(row_stable: bool) -> Status:
+    return "ok" if row_stable else "optional"
 
 
 def accelerators() -> list[Check]:

@@ -29,9 +29,37 @@ _forced: ContextVar[Backend | None] = ContextVar("draftsmith_kernel_backend", de
 _decision_lock = threading.Lock()
 
 
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A C++ form, where there is one, is always row-stable; the reference only if it says so."""
+
+    name: str
+    has_cpp: bool
+    stable_reference: bool
+
+
+_KERNELS = (
+    _Kernel("gather_cache", has_cpp=False, stable_reference=True),  # a copy
+    _Kernel("linear", has_cpp=True, stable_reference=False),
+    _Kernel("noise", has_cpp=True, stable_reference=True),  # the same bits in both forms
+    _Kernel("tree_attention", has_cpp=True, stable_reference=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelInfo:
+    """One kernel: the form that runs now, and whether a row's bits depend on that row alone."""
+
+    name: str
+    backend: Backend
+    row_stable: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendInfo:
-    """What ``doctor`` shows. ``row_stable``: a row's bits do not depend on the rows beside it."""
+    """What ``doctor`` shows. ``row_stable``: a row's bits do not depend on the rows beside it, in
+    any kernel. All of it is about tensors on the CPU.
+    """
 
     backend: Backend
     reason: str
@@ -39,6 +67,8 @@ class BackendInfo:
     flags: tuple[str, ...]
     cache_folder: str
     library: str | None
+    switched_off: bool  # by the user, not for want of something
+    kernels: tuple[KernelInfo, ...]
     row_stable: bool
 
 
@@ -50,6 +80,7 @@ class _Native:
     reason: str
     compiler: str | None = None
     path: str | None = None
+    switched_off: bool = False
 
 
 def library() -> ctypes.CDLL | None:
@@ -82,16 +113,25 @@ def describe() -> BackendInfo:
     """Facts about the implementation in use now; builds the library if that was not tried yet."""
     native = _native()
     forced = _forced.get()
-    backend: Backend = "cpp" if native.library is not None else "reference"
+    backend: Backend = forced or ("cpp" if native.library is not None else "reference")
+    kernels = tuple(_kernel_info(kernel, backend) for kernel in _KERNELS)
     return BackendInfo(
-        backend=forced or backend,
+        backend=backend,
         reason=f"forced by use_backend({forced!r})" if forced else native.reason,
         compiler=native.compiler,
         flags=tuple(build.FLAGS),
         cache_folder=str(build.environment().cache_root / "kernels"),
         library=native.path,
-        row_stable=(forced or backend) == "cpp",
+        switched_off=native.switched_off,
+        kernels=kernels,
+        row_stable=all(kernel.row_stable for kernel in kernels),
     )
+
+
+def _kernel_info(kernel: _Kernel, backend: Backend) -> KernelInfo:
+    runs: Backend = backend if kernel.has_cpp else "reference"
+    stable = runs == "cpp" or kernel.stable_reference
+    return KernelInfo(name=kernel.name, backend=runs, row_stable=stable)
 
 
 def _native() -> _Native:
@@ -113,7 +153,7 @@ def _decide() -> _Native:
 def _attempt() -> _Native:
     environment = build.environment()
     if environment.switched_off:
-        return _Native(None, "switched off by DRAFTSMITH_KERNELS=reference")
+        return _Native(None, "switched off by DRAFTSMITH_KERNELS=reference", switched_off=True)
     capability = torch.backends.cpu.get_cpu_capability()
     if not capability.startswith("AVX"):
         raise KernelEnvironmentError(f"the processor offers {capability}, AVX2 with FMA is needed")

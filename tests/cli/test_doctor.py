@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,42 @@ def test_every_part_is_reported(tmp_path: Path) -> None:
     assert wanted | {"gpu", "triton", "store", "model smollm2"} <= names
     assert result.exit_code == (0 if document["ok"] else 3)
     assert not (tmp_path / "s.db").exists()
+
+
+def checks_of(environment: dict[str, str]) -> dict[str, dict[str, str]]:
+    """What the command finds in a process of its own, by part."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("draftsmith"), "doctor", "--json"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize("switch", ["", "reference"])
+def test_each_kernel_is_shown_as_it_runs(switch: str) -> None:
+    checks = checks_of({"DRAFTSMITH_KERNELS": switch})
+    found = {name.removeprefix("kernel "): c["found"] for name, c in checks.items()}
+    if switch != "reference" and not found["kernels"].startswith("cpp"):
+        pytest.skip(found["kernels"])
+    native, row_stable = ("reference", "not row-stable") if switch else ("cpp", "row-stable")
+    assert found["linear"] == found["tree_attention"] == f"{native}, {row_stable}"
+    assert found["noise"] == f"{native}, row-stable"  # the same bits in both forms
+    assert found["gather_cache"] == "reference, row-stable"  # a copy, without another form
+    assert found["row-stable"].split()[0] == ("no" if switch else "yes")
+    assert ("ties" in checks["row-stable"]["fix"]) == bool(switch)
+    assert ("unset DRAFTSMITH_KERNELS" in checks["kernels"]["fix"]) == bool(switch)
+
+
+def test_without_a_compiler_the_reference_is_shown_with_the_fix() -> None:
+    checks = checks_of({"CXX": "no-such-compiler", "DRAFTSMITH_KERNELS": ""})
+    assert checks["kernels"]["found"].startswith("reference: ")
+    assert "no-such-compiler" in checks["kernels"]["found"]
+    assert checks["kernel linear"]["found"] == "reference, not row-stable"
+    assert checks["row-stable"]["found"].split()[0] == "no"
+    assert "g++" in checks["kernels"]["fix"]
 
 
 def test_what_is_not_ok_comes_with_a_fix() -> None:

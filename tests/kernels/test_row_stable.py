@@ -1,0 +1,106 @@
+"""What ``describe`` says of each kernel's rows is true of the form that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import draftsmith.kernels
+from draftsmith.kernels.backend import Backend, describe, use_backend
+from draftsmith.kernels.errors import KernelEnvironmentError
+from draftsmith.kernels.gather_cache import gather_cache
+from draftsmith.kernels.linear import linear
+from draftsmith.kernels.noise import gumbel_rows
+from draftsmith.kernels.tree_attention import tree_attention
+
+ROWS = 17
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def linear_keeps_rows() -> bool:
+    x = torch.randn(ROWS, 576, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(200, 576, generator=torch.Generator().manual_seed(1))
+    return all(
+        torch.equal(linear(x, w), torch.cat([linear(x[i : i + 1], w) for i in range(ROWS)]))
+        for w in (weight.to(dtype) for dtype in DTYPES)
+    )
+
+
+def attention_keeps_rows() -> bool:
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(1, ROWS, 4, 64, generator=generator)
+    k, v = torch.randn(2, 1, 2, 300, 64, generator=generator)
+
+    def attend(first: int, last: int) -> torch.Tensor:
+        return tree_attention(
+            *(q[:, first:last], k, v),
+            slots=[0],
+            lengths=[250],
+            widths=[last - first],
+            offset=first,
+            visible=None,
+            scale=0.125,
+        )
+
+    alone = torch.cat([attend(i, i + 1) for i in range(ROWS)], dim=1)
+    return torch.equal(attend(0, ROWS), alone)
+
+
+def noise_keeps_rows() -> bool:
+    seeds, positions = list(range(ROWS)), list(range(100, 100 + ROWS))
+    alone = [gumbel_rows([s], [p], 1000) for s, p in zip(seeds, positions, strict=True)]
+    return torch.equal(gumbel_rows(seeds, positions, 1000), torch.cat(alone))
+
+
+def gather_keeps_rows() -> bool:
+    before = torch.randn(2, 1, 2, 20, 8, generator=torch.Generator().manual_seed(3))
+    k, v = before.clone(), before.clone()
+    gather_cache(k, v, 0, 4, [1, 3, 8])
+    wanted = before[:, :, :, [5, 7, 12]]
+    return torch.equal(k[:, :, :, 4:7], wanted) and torch.equal(v[:, :, :, 4:7], wanted)
+
+
+KEEPS: dict[str, Callable[[], bool]] = {
+    "gather_cache": gather_keeps_rows,
+    "linear": linear_keeps_rows,
+    "noise": noise_keeps_rows,
+    "tree_attention": attention_keeps_rows,
+}
+
+
+@pytest.fixture(params=["cpp", "reference"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    name: Backend = request.param
+    try:
+        with use_backend(name):
+            return name
+    except KernelEnvironmentError as error:
+        pytest.skip(str(error))
+
+
+def test_every_kernel_is_described(backend: Backend) -> None:
+    [folder] = draftsmith.kernels.__path__
+    with use_backend(backend):
+        described = {kernel.name for kernel in describe().kernels}
+    assert described == {path.parent.name for path in Path(folder).glob("*/reference.py")}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_a_kernel_said_to_be_row_stable_is(name: str, backend: Backend) -> None:
+    with use_backend(backend):
+        [said] = [kernel for kernel in describe().kernels if kernel.name == name]
+        assert KEEPS[name]() or not said.row_stable
+
+
+def test_the_form_that_runs_is_the_one_that_is_named(backend: Backend) -> None:
+    folder = Path(draftsmith.kernels.__path__[0])
+    with use_backend(backend):
+        info = describe()
+        for kernel in info.kernels:
+            has_cpp = (folder / kernel.name / "cpu.cpp").exists()
+            assert kernel.backend == (backend if has_cpp else "reference")
+        assert info.row_stable == all(kernel.row_stable for kernel in info.kernels)
+        assert info.row_stable == (backend == "cpp")
