@@ -10,7 +10,7 @@ from draftsmith.cli.errors import CliEnvironmentError
 from draftsmith.cli.progress import counted
 from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob, MeasureResult, TargetRef
 from draftsmith.engine.types import Request, SpecConfig
-from draftsmith.tuner.evidence import Evidence, collect
+from draftsmith.tuner.evidence import Evidence, StockRecord, collect
 from draftsmith.tuner.executor import Executor
 from draftsmith.tuner.objective import decode_only, ratio_interval
 from draftsmith.tuner.result import Interval
@@ -35,19 +35,24 @@ def compare(plan: Plan, executor: Executor) -> dict[str, Any]:
     """Measure the plan; stock's row and one a configuration, as JSON."""
     evidence = {name: Evidence() for name in plan.configs}
     stock_s = stock_tokens = 0.0
+    first: MeasureResult | None = None  # stock's own noise is measured there
     size = CHUNK_UNITS * plan.concurrency
     chunks = [plan.requests[i : i + size] for i in range(0, len(plan.requests), size)]
     with counted("measuring", len(chunks)) as step:
         for number, chunk in enumerate(chunks):
-            result = _measure(plan, executor, number, chunk)
-            references = {o.request_id: o.token_ids for o in result.outputs if o.config == STOCK}
+            result = _measure(plan, executor, number, chunk, first)
+            first = first or result
+            record = StockRecord(
+                references={o.request_id: o.token_ids for o in result.outputs if o.config == STOCK},
+                ties=first.stock_ties,
+                positions=first.stock_positions,
+            )
             for name in plan.configs:
                 evidence[name] += collect(
                     name,
                     result.timings,
                     result.outputs,
-                    references,
-                    suspect=name in result.suspect,
+                    record,
                     peak_memory_bytes=result.peak_memory_bytes.get(name),
                 )
             stock = [timing for timing in result.timings if timing.config == STOCK]
@@ -67,7 +72,11 @@ def compare(plan: Plan, executor: Executor) -> dict[str, Any]:
 
 
 def _measure(
-    plan: Plan, executor: Executor, number: int, requests: Sequence[Request]
+    plan: Plan,
+    executor: Executor,
+    number: int,
+    requests: Sequence[Request],
+    first: MeasureResult | None,
 ) -> MeasureResult:
     executor.submit(
         MeasureJob(
@@ -78,6 +87,9 @@ def _measure(
             concurrency=plan.concurrency,
             repeats=plan.repeats,
             inputs=plan.inputs,
+            margin_noise=first.margin_noise if first else None,
+            stock_ties=first.stock_ties if first else 0,
+            stock_positions=first.stock_positions if first else 0,
             timeout_s=24 * 3600.0,
         )
     )

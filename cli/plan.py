@@ -12,7 +12,14 @@ from draftsmith.cli.wiring import open_executor
 from draftsmith.engine.job import STOCK, MeasureJob
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.agents.rules import starting_points
-from draftsmith.tuner.allotment import JUDGING, Supply, allot, trial_s
+from draftsmith.tuner.allotment import (
+    MIN_PASSES,
+    Supply,
+    allot,
+    baseline_s,
+    confirm_s,
+    trial_s,
+)
 from draftsmith.tuner.duration import format_duration
 from draftsmith.tuner.incumbent import Incumbent
 from draftsmith.tuner.ladder import rung_slices
@@ -32,12 +39,13 @@ def make_plan(material: Material, incumbent: Incumbent | None) -> dict[str, Any]
         num_tuning=len(material.tuning),
         num_heldout=len(material.heldout),
         num_incumbents=0 if incumbent is None else 1,
+        concurrency=deployment.regime.concurrency,
     )
     share = allot(stock_s, supply)
-    baseline_s = (share.num_tuning + share.num_heldout) * stock_s * (1 + JUDGING)
-    explore_s = max(0.0, budget_s - baseline_s - share.confirm_s)
-    concurrency = deployment.regime.concurrency
-    first_rung = len(rung_slices(share.num_tuning, concurrency)[0])
+    stock_part_s = baseline_s(stock_s, share, supply)
+    confirming_s = confirm_s(stock_s, share.num_heldout, supply, passes=MIN_PASSES)
+    explore_s = max(0.0, budget_s - stock_part_s - confirming_s)
+    first_rung = len(rung_slices(share.num_tuning, supply.concurrency)[0])
     first_s = trial_s(stock_s, first_rung)
     trials = int(explore_s / first_s)
     if deployment.effort.max_trials is not None:
@@ -58,9 +66,9 @@ def make_plan(material: Material, incumbent: Incumbent | None) -> dict[str, Any]
         },
         "stock_s_per_prompt": stock_s,
         "minutes": {
-            "baseline": baseline_s / 60,
+            "baseline": stock_part_s / 60,
             "explore": explore_s / 60,
-            "confirm": share.confirm_s / 60,
+            "confirm": confirming_s / 60,
             "budget": budget_s / 60,
         },
         "trials_at_most": trials,

@@ -71,7 +71,8 @@ def _interval(interval: Mapping[str, Any] | None) -> str:
     if interval is None:
         return "-"
     text = ratio_text(interval["ratio"], interval["low"], interval["high"])
-    return f"{text}, 95 % over {interval['num_prompts']} prompts"
+    confidence = interval.get("confidence", 0.95)
+    return f"{text}, {confidence * 100:g} % over {interval['num_prompts']} prompts"
 
 
 def _lossless(lossless: Mapping[str, Any]) -> str:
@@ -84,8 +85,10 @@ def _lossless(lossless: Mapping[str, Any]) -> str:
 
 def _trials(trials: Mapping[str, int]) -> str:
     return (
-        f"{trials['configurations']} configurations: {trials['done']} measured, "
-        f"{trials['failed']} failed, {trials['infeasible']} infeasible; {trials['jobs']} jobs"
+        f"{trials['configurations']} configurations: {trials['done']} measured "
+        f"({trials['infeasible']} of them not valid, {trials.get('stopped_early', 0)} stopped "
+        f"early as slower), {trials['failed']} failed, {trials.get('unfinished', 0)} unfinished; "
+        f"{trials['jobs']} jobs"
     )
 
 

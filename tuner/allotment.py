@@ -8,17 +8,23 @@ each confirming pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from draftsmith.engine.job import unit_size
 from draftsmith.tuner.duration import format_duration
 from draftsmith.tuner.errors import BudgetError
 
 JUDGING = 0.25  # forcing, warm-up and hand-over, as a share of the decoding they follow
 FIXED_SHARE = 0.55  # of the budget that baseline and confirmation may take together
-MIN_PROMPTS = 4  # fewest tuning and fewest held-out prompts
+MIN_PROMPTS = 4  # fewest tuning and fewest held-out prompts, where a prompt is timed alone
+MIN_UNITS = 2  # fewest timed units of either part: one alone has no interval
 MIN_TRIALS = 2  # rung-0 trials that the smallest run holds
 MIN_PASSES, MAX_PASSES = 2, 6
 START_S = 5.0  # a job's own overhead
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +36,26 @@ class Supply:
     num_heldout: int
     num_workers: int = 1
     num_incumbents: int = 0
+    concurrency: int = 1
+
+    @property
+    def min_prompts(self) -> int:
+        """Fewest tuning and fewest held-out prompts of a run."""
+        return max(MIN_PROMPTS, MIN_UNITS * unit_size(self.concurrency))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotment:
-    """Prompts to use and seconds to reserve for the confirmation."""
+    """Prompts to use."""
 
     num_tuning: int
     num_heldout: int
-    confirm_s: float
 
 
 def allot(stock_s: float, supply: Supply) -> Allotment:
     """The largest numbers of prompts whose baseline and confirmation fit their share of the budget,
     up to all of them. BudgetError, naming the minimum, when not even the smallest run fits.
     """
-    smallest = _cut(supply, MIN_PROMPTS / max(1, supply.num_heldout))
     minimum = minimum_s(stock_s, supply)
     if supply.left_s < minimum:
         raise BudgetError(
@@ -54,35 +64,24 @@ def allot(stock_s: float, supply: Supply) -> Allotment:
             f"{stock_s:.2g} s a prompt here. Give a larger --budget, fewer output tokens "
             "(--max-tokens), or shorter prompts"
         )
-    best = smallest
-    for heldout in range(MIN_PROMPTS, supply.num_heldout + 1):
-        cut = _cut(supply, heldout / supply.num_heldout)
-        fixed = _baseline_s(stock_s, cut, supply) + confirm_s(
-            stock_s, cut.num_heldout, supply, passes=MIN_PASSES
-        )
-        if fixed > FIXED_SHARE * supply.left_s:
+    least = supply.min_prompts
+    best = cut(supply, 0.0, least)
+    for heldout in range(least, supply.num_heldout + 1):
+        larger = cut(supply, heldout / supply.num_heldout, least)
+        reserve = confirm_s(stock_s, larger.num_heldout, supply, passes=MIN_PASSES)
+        if baseline_s(stock_s, larger, supply) + reserve > FIXED_SHARE * supply.left_s:
             break
-        best = cut
-    reserve = confirm_s(stock_s, best.num_heldout, supply, passes=MIN_PASSES)
-    return Allotment(
-        num_tuning=best.num_tuning,
-        num_heldout=best.num_heldout,
-        confirm_s=min(reserve, FIXED_SHARE * supply.left_s),
-    )
+        best = larger
+    return best
 
 
 def minimum_s(stock_s: float, supply: Supply) -> float:
     """Seconds of the smallest run: few prompts, two trials, one confirming pass."""
-    cut = Allotment(
-        num_tuning=min(MIN_PROMPTS, supply.num_tuning),
-        num_heldout=min(MIN_PROMPTS, supply.num_heldout),
-        confirm_s=0.0,
-    )
-    trial = trial_s(stock_s, cut.num_tuning)
+    smallest = cut(supply, 0.0, supply.min_prompts)
     return (
-        _baseline_s(stock_s, cut, supply)
-        + MIN_TRIALS * trial
-        + confirm_s(stock_s, cut.num_heldout, supply, passes=1)
+        baseline_s(stock_s, smallest, supply)
+        + MIN_TRIALS * trial_s(stock_s, smallest.num_tuning)
+        + confirm_s(stock_s, smallest.num_heldout, supply, passes=1)
     )
 
 
@@ -98,8 +97,9 @@ def confirm_s(stock_s: float, num_prompts: int, supply: Supply, *, passes: int) 
     return START_S * min(1.0, stock_s) + work / _share(num_prompts, supply)
 
 
-def _baseline_s(stock_s: float, cut: Allotment, supply: Supply) -> float:
-    prompts = cut.num_tuning + cut.num_heldout
+def baseline_s(stock_s: float, used: Allotment, supply: Supply) -> float:
+    """Stock over so many prompts, every output forced once."""
+    prompts = used.num_tuning + used.num_heldout
     return prompts * stock_s * (1 + JUDGING) / _share(prompts, supply)
 
 
@@ -108,13 +108,22 @@ def _share(num_prompts: int, supply: Supply) -> int:
     return max(1, min(supply.num_workers, num_prompts // 2))
 
 
-def _cut(supply: Supply, share: float) -> Allotment:
-    """The same share of both parts, no part under its minimum."""
+def cut(whole: Supply | Allotment, share: float, least: int) -> Allotment:
+    """The same share of both parts, no part under ``least`` prompts unless it has no more."""
     share = min(1.0, share)
+    tuning, heldout = whole.num_tuning, whole.num_heldout
     return Allotment(
-        num_tuning=min(supply.num_tuning, max(MIN_PROMPTS, math.ceil(supply.num_tuning * share))),
-        num_heldout=min(
-            supply.num_heldout, max(MIN_PROMPTS, math.floor(supply.num_heldout * share + 1e-9))
-        ),
-        confirm_s=0.0,
+        num_tuning=min(tuning, max(least, math.ceil(tuning * share))),
+        num_heldout=min(heldout, max(least, math.floor(heldout * share + 1e-9))),
     )
+
+
+def in_pieces(items: Sequence[Item], size: int, least: int) -> list[tuple[Item, ...]]:
+    """Pieces of ``size``; a last one of fewer than ``least`` joins the one before it, since fewer
+    requests than the concurrency would run under another load.
+    """
+    pieces = [tuple(items[start : start + size]) for start in range(0, len(items), size)]
+    if len(pieces) > 1 and len(pieces[-1]) < least:
+        tail = pieces.pop()
+        pieces[-1] += tail
+    return pieces

@@ -1,24 +1,36 @@
 """Step 2: stock over the prompts. Its outputs are the references, its speed shares out the budget.
 
-Turn by turn, because the second turn of a conversation follows stock's own first answer. A pilot of
-a few prompts comes first; from its speed follows how many prompts the budget can hold. Work is cut
-into chunks of about a minute, each a trial in the store, so that a killed baseline loses at most
-what was running.
+A pilot of a few prompts comes first; from its speed follows how many prompts the budget can hold.
+They are decoded in rounds, each turn by turn, because the second turn of a conversation follows
+stock's own first answer. Before each round the speed so far is looked at again: where the machine
+has become slower, the rounds that no longer fit are left out. A round is cut into one chunk a
+worker, each a trial in the store, so that a killed baseline loses at most what was running.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob
 from draftsmith.engine.types import Request, SpecConfig
 from draftsmith.store.records import NewTrial, StoredReference, TrialOutcome, TrialRecord
-from draftsmith.tuner.allotment import JUDGING, Allotment, Supply, allot
+from draftsmith.tuner.allotment import (
+    FIXED_SHARE,
+    MIN_PASSES,
+    Allotment,
+    Supply,
+    allot,
+    baseline_s,
+    confirm_s,
+    cut,
+    in_pieces,
+)
 from draftsmith.tuner.dispatch import Finished
 from draftsmith.tuner.errors import TunerEnvironmentError
+from draftsmith.tuner.evidence import StockRecord
 from draftsmith.tuner.material import Prompt
 from draftsmith.tuner.outcome import baseline_outcome
 from draftsmith.tuner.session import Session
@@ -26,10 +38,12 @@ from draftsmith.tuner.space import config_json
 
 STAGE = "baseline"
 OFF = SpecConfig()
-CHUNK_S = 60.0
+ROUND_S = 60.0
+MIN_ROUNDS = 4
 PILOT_PROMPTS = 3
+NOISE_CHUNKS = 2  # the pilot and one more measure stock's own noise
 SLOWEST_PILOT_S = 1800.0  # a pilot that takes longer has hung
-_SPLIT, _CHUNKS = "split", "baseline_chunks"
+_USED, _CHUNKS = "baseline_prompts", "baseline_chunks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,13 @@ class Baseline:
     inputs: DraftInputs
     confirm_s: float
 
+    @property
+    def stock(self) -> StockRecord:
+        """What outputs of a configuration are compared with."""
+        return StockRecord(
+            references=self.references, ties=self.stock_ties, positions=self.stock_positions
+        )
+
     def seconds_of(self, requests: Iterable[Request]) -> float:
         """Stock's seconds over ``requests``."""
         return sum(self.stock_s[request.request_id] for request in requests)
@@ -61,15 +82,25 @@ def measure_baseline(session: Session, *, num_incumbents: int) -> Baseline:
     TunerEnvironmentError when no worker can measure stock.
     """
     material = session.material
+    supply = Supply(
+        left_s=session.watch.left_s,
+        num_tuning=len(material.tuning),
+        num_heldout=len(material.heldout),
+        num_workers=session.num_workers,
+        num_incumbents=num_incumbents,
+        concurrency=session.deployment.regime.concurrency,
+    )
     seen = _Measured(session)
     seen.measure([_Wave(turn=0, prompts=_pilot(session))])
-    allotment = _share_out(session, seen, num_incumbents)
-    tuning = material.tuning[: allotment.num_tuning]
-    heldout = material.heldout[: allotment.num_heldout]
-    for turn in range(max(prompt.num_turns for prompt in tuning + heldout)):
-        prompts = tuple(p for p in tuning + heldout if p.num_turns > turn)
-        seen.measure(_cut(seen.uncovered(turn, prompts), session, seen.stock_s_per_request))
-    return seen.summarise(tuning, heldout, allotment)
+    kept = session.artifact(_USED)
+    if kept is None:
+        used = _measure_what_fits(session, seen, replace(supply, left_s=session.watch.left_s))
+        session.keep(_USED, asdict(used))
+    else:
+        used = Allotment(**kept)
+    tuning = material.tuning[: used.num_tuning]
+    heldout = material.heldout[: used.num_heldout]
+    return seen.summarise(tuning, heldout, replace(supply, left_s=session.watch.left_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +133,11 @@ class _Measured:
     @property
     def stock_s_per_request(self) -> float:
         return sum(self._seconds.values()) / max(1, len(self._seconds))
+
+    @property
+    def noise(self) -> float | None:
+        """The largest margin noise of the jobs so far."""
+        return max(self._noise, default=None)
 
     def measure(self, waves: Sequence[_Wave]) -> None:
         """Decode what of these waves no chunk has yet, and whatever an earlier driver left."""
@@ -138,7 +174,7 @@ class _Measured:
         return self._requests[key]
 
     def summarise(
-        self, tuning: Sequence[Prompt], heldout: Sequence[Prompt], allotment: Allotment
+        self, tuning: Sequence[Prompt], heldout: Sequence[Prompt], supply: Supply
     ) -> Baseline:
         session = self._session
         references = [
@@ -146,19 +182,22 @@ class _Measured:
             for key, ids in self.outputs.items()
         ]
         session.repository.save_references(session.run.id, references)
-        tuning_requests = self._in_order(tuning)
+        tuning_requests, heldout_requests = self._in_order(tuning), self._in_order(heldout)
+        heldout_s = sum(self._seconds[request.request_id] for request in heldout_requests)
+        each_s = heldout_s / len(heldout_requests)
+        reserve = confirm_s(each_s, len(heldout_requests), supply, passes=MIN_PASSES)
         ranked = session.material.ranking(tuning_requests, self.outputs)
         return Baseline(
             tuning=tuning_requests,
-            heldout=self._in_order(heldout),
+            heldout=heldout_requests,
             references=self.outputs,
             stock_s=self._seconds,
             tokens_per_s=self._tokens / sum(self._seconds.values()),
-            margin_noise=max(self._noise, default=None),
+            margin_noise=self.noise,
             stock_ties=self._ties,
             stock_positions=self._positions,
             inputs=DraftInputs(draft_vocab_ids=ranked),
-            confirm_s=allotment.confirm_s,
+            confirm_s=min(reserve, FIXED_SHARE * supply.left_s),
         )
 
     def _build(self, trial: TrialRecord) -> MeasureJob:
@@ -174,6 +213,7 @@ class _Measured:
             configs={STOCK: OFF},
             concurrency=deployment.regime.concurrency,
             force_all=True,
+            margin_noise=self.noise if trial.rung >= NOISE_CHUNKS else None,
             timeout_s=max(SLOWEST_PILOT_S, 10 * expected),
         )
 
@@ -217,45 +257,43 @@ def _pilot(session: Session) -> tuple[Prompt, ...]:
     return session.material.tuning[: max(PILOT_PROMPTS, concurrency)]
 
 
-def _share_out(session: Session, seen: _Measured, num_incumbents: int) -> Allotment:
-    """How many prompts the budget holds; decided once a run."""
-    kept = session.artifact(_SPLIT)
-    if kept is not None:
-        return Allotment(**kept)
+def _measure_what_fits(session: Session, seen: _Measured, supply: Supply) -> Allotment:
+    """Decode, round by round, the prompts whose baseline and confirmation fit their share of the
+    budget at the speed seen so far; never fewer than the smallest run needs. How many that were.
+    """
     material = session.material
     prompts = material.tuning + material.heldout
     turns = sum(prompt.num_turns for prompt in prompts) / len(prompts)
-    allotment = allot(
-        seen.stock_s_per_request * turns,
-        Supply(
-            left_s=session.watch.left_s,
-            num_tuning=len(material.tuning),
-            num_heldout=len(material.heldout),
-            num_workers=session.num_workers,
-            num_incumbents=num_incumbents,
-        ),
-    )
-    session.keep(
-        _SPLIT,
-        {
-            "num_tuning": allotment.num_tuning,
-            "num_heldout": allotment.num_heldout,
-            "confirm_s": allotment.confirm_s,
-        },
-    )
-    return allotment
+    plan = allot(seen.stock_s_per_request * turns, supply)
+    planned_s = baseline_s(seen.stock_s_per_request * turns, plan, supply)
+    rounds = max(MIN_ROUNDS, math.ceil(planned_s / ROUND_S))
+    cuts = dict.fromkeys(cut(plan, n / rounds, supply.min_prompts) for n in range(rounds + 1))
+    began_s, pilot = session.watch.elapsed_s, len(seen.outputs)
+    used: Allotment | None = None
+    for larger in cuts:
+        spent_s = session.watch.elapsed_s
+        if used is not None and len(seen.outputs) > pilot:
+            added = larger.num_tuning + larger.num_heldout - used.num_tuning - used.num_heldout
+            round_s = added * turns * (spent_s - began_s) / (len(seen.outputs) - pilot)
+            each_s = seen.stock_s_per_request * turns
+            reserve = confirm_s(each_s, larger.num_heldout, supply, passes=MIN_PASSES)
+            if spent_s + round_s + reserve > FIXED_SHARE * session.deployment.effort.budget_s:
+                break
+        used = larger
+        chosen = material.tuning[: used.num_tuning] + material.heldout[: used.num_heldout]
+        for turn in range(max(prompt.num_turns for prompt in chosen)):
+            present = tuple(prompt for prompt in chosen if prompt.num_turns > turn)
+            seen.measure(_chunks(seen.uncovered(turn, present), session))
+    return used or plan
 
 
-def _cut(wave: _Wave, session: Session, seconds_a_request: float) -> list[_Wave]:
-    """Chunks of about a minute, whole groups of requests, at least one chunk for each worker."""
+def _chunks(wave: _Wave, session: Session) -> list[_Wave]:
+    """A chunk for each worker, whole groups of requests."""
     concurrency = session.deployment.regime.concurrency
-    by_time = CHUNK_S / max(1e-9, seconds_a_request * (1 + JUDGING))
-    by_worker = math.ceil(len(wave.prompts) / session.num_workers)
-    groups = max(1, int(min(by_time, by_worker)) // concurrency)
-    size = groups * concurrency
+    groups = max(1, math.ceil(len(wave.prompts) / session.num_workers / concurrency))
     return [
-        _Wave(turn=wave.turn, prompts=wave.prompts[start : start + size])
-        for start in range(0, len(wave.prompts), size)
+        _Wave(turn=wave.turn, prompts=piece)
+        for piece in in_pieces(wave.prompts, groups * concurrency, concurrency)
     ]
 
 

@@ -11,11 +11,13 @@ from typing import Any
 from draftsmith.engine.types import Request
 from draftsmith.store.bundle import BundleParts
 from draftsmith.tuner.baseline import Baseline
+from draftsmith.tuner.confirm import STAGE as CONFIRM
 from draftsmith.tuner.evidence import Evidence
 from draftsmith.tuner.explore import STAGE as EXPLORE
 from draftsmith.tuner.incumbent import Incumbent
 from draftsmith.tuner.ladder import Climber, ranking
 from draftsmith.tuner.objective import Score, decode_only, ratio_interval
+from draftsmith.tuner.outcome import CANDIDATE, INCUMBENT
 from draftsmith.tuner.result import Interval, Lossless, TrialCount, TuneResult
 from draftsmith.tuner.session import Session
 from draftsmith.tuner.space import config_json, config_text
@@ -122,11 +124,10 @@ def _heldout_outputs(
     own = decision.shown is not None and decision.shown.config == decision.config
     if own:
         config = config_json(decision.config)
-        for trial in repository.trials(session.run.id, states=["done"], stage="confirm"):
-            if trial.config != config:
-                continue
+        for trial in repository.trials(session.run.id, states=["done"], stage=CONFIRM):
+            role = CANDIDATE if trial.config == config else INCUMBENT
             for output in repository.outputs(trial.id):
-                if output.config == "candidate":
+                if output.config == role:
                     produced[output.request_id] = (output.token_ids, output.stop_reason)
     return produced
 
@@ -174,11 +175,15 @@ def _lossless(evidence: Evidence, score: Score | None) -> Lossless:
 def _count(session: Session) -> TrialCount:
     trials = session.repository.trials(session.run.id, stage=EXPLORE)
     first = [trial for trial in trials if trial.rung == 0]
+    early = [t for t in first if t.state == "pruned" and (t.summary or {}).get("stopped_early")]
+    done = [trial for trial in first if trial.state == "done"]
     return TrialCount(
         configurations=len(first),
-        done=sum(trial.state == "done" for trial in first),
+        done=len(done) + len(early),
+        stopped_early=len(early),
+        unfinished=sum(trial.state == "pruned" for trial in first) - len(early),
         failed=sum(trial.state == "failed" for trial in first),
-        infeasible=sum(trial.state == "done" and not trial.feasible for trial in first),
+        infeasible=sum(not trial.feasible for trial in done),
         jobs=sum(trial.attempt > 0 for trial in trials),
     )
 
@@ -256,10 +261,10 @@ def _report(result: TuneResult) -> str:
 
 def _facts(result: TuneResult) -> Iterable[str]:
     if result.ratio is not None:
+        found = result.ratio
         yield (
-            f"- over stock on held-out prompts: {result.ratio.ratio:.3f}x "
-            f"(95 %: {result.ratio.low:.3f} to {result.ratio.high:.3f}, "
-            f"{result.ratio.num_prompts} prompts)"
+            f"- over stock on held-out prompts: {found.ratio:.3f}x ({found.confidence * 100:g} %: "
+            f"{found.low:.3f} to {found.high:.3f}, {found.num_prompts} prompts)"
         )
     if result.stock_tokens_per_s is not None:
         yield f"- stock: {result.stock_tokens_per_s:.1f} tokens/s"

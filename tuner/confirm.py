@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from draftsmith.engine.job import STOCK, MeasureJob
-from draftsmith.engine.types import Request, SpecConfig
+from draftsmith.engine.job import STOCK, MeasureJob, unit_size
+from draftsmith.engine.types import SpecConfig
 from draftsmith.store.records import NewTrial, TrialOutcome, TrialRecord
-from draftsmith.tuner.allotment import MAX_PASSES, Supply, confirm_s
+from draftsmith.tuner.allotment import MAX_PASSES, Supply, confirm_s, in_pieces
 from draftsmith.tuner.baseline import OFF, Baseline
 from draftsmith.tuner.dispatch import Finished
 from draftsmith.tuner.evidence import BadMeasurementError, Evidence
+from draftsmith.tuner.ladder import NEAR
 from draftsmith.tuner.objective import CONFIDENCE, Score, score
 from draftsmith.tuner.outcome import CANDIDATE, INCUMBENT, read_result, read_stored, to_outcome
 from draftsmith.tuner.progress import TrialNews
@@ -58,6 +59,14 @@ class Confirmation:
             return "inconclusive"
         return judge(self.score.interval)
 
+    @property
+    def wins(self) -> bool:
+        """Faster than stock, and by more than the share within which the simpler one (off) is
+        preferred.
+        """
+        interval = self.score.interval if self.score else None
+        return self.verdict == "faster" and interval is not None and interval.ratio > 1.0 + NEAR
+
 
 def judge(interval: Interval | None) -> RatioVerdict:
     """What an interval of speed ratios says."""
@@ -89,7 +98,7 @@ def confirm(
     if incumbent is not None and incumbent != finalist:
         names[INCUMBENT] = incumbent
     plan = _plan(session, baseline, finalist, place, len(names))
-    chunks = _chunks(baseline.heldout, plan.chunk_size)
+    chunks = in_pieces(baseline.heldout, plan.chunk_size, session.deployment.regime.concurrency)
     session.progress.on_phase(
         "confirm",
         f"{config_text(finalist)} on {len(baseline.heldout)} prompts, {plan.passes} passes",
@@ -174,8 +183,9 @@ def _plan(
     concurrency = session.deployment.regime.concurrency
     by_time = CHUNK_S / (each_s * num_names * passes)
     by_worker = math.ceil(len(heldout) / session.num_workers)
-    size = max(1, int(min(by_time, by_worker)) // concurrency) * concurrency
-    plan = _Plan(passes=passes, chunk_size=max(size, min(2 * concurrency, len(heldout))))
+    group = unit_size(concurrency)
+    size = max(1, int(min(by_time, by_worker)) // group) * group
+    plan = _Plan(passes=passes, chunk_size=size)
     session.keep(
         f"{_PLAN}_{place}",
         {"config": config_json(finalist), "passes": plan.passes, "chunk_size": plan.chunk_size},
@@ -183,14 +193,10 @@ def _plan(
     return plan
 
 
-def _chunks(requests: Sequence[Request], size: int) -> list[tuple[Request, ...]]:
-    return [tuple(requests[start : start + size]) for start in range(0, len(requests), size)]
-
-
 def _outcome(
     session: Session, baseline: Baseline, finished: Finished, finalist: SpecConfig
 ) -> TrialOutcome:
-    reading = read_result(finished.result, baseline.references)
+    reading = read_result(finished.result, baseline.stock)
     failure, judged = reading.failure, None
     if reading.evidence is not None:
         try:
@@ -228,13 +234,13 @@ def _conclude(
     failed = [trial.reason for trial in stored if trial.state != "done"]
     if failed:
         return Confirmation(config=finalist, passes=plan.passes, failure=failed[0])
-    repository, references = session.repository, baseline.references
+    repository, stock = session.repository, baseline.stock
     own, incumbent, direct = Evidence(), Evidence(), Evidence()
     for trial in stored:
-        own = own + read_stored(repository, trial, references)
+        own = own + read_stored(repository, trial, stock)
         if with_incumbent:
-            incumbent = incumbent + read_stored(repository, trial, references, name=INCUMBENT)
-            direct = direct + read_stored(repository, trial, references, against=INCUMBENT)
+            incumbent = incumbent + read_stored(repository, trial, stock, name=INCUMBENT)
+            direct = direct + read_stored(repository, trial, stock, against=INCUMBENT)
     objective = session.deployment.objective
     return Confirmation(
         config=finalist,
@@ -242,6 +248,8 @@ def _conclude(
         score=score(own, objective, confidence=confidence),
         incumbent=incumbent,
         incumbent_score=score(incumbent, objective) if with_incumbent else None,
-        against_incumbent=score(direct, objective).interval if with_incumbent else None,
+        against_incumbent=(
+            score(direct, objective, confidence=confidence).interval if with_incumbent else None
+        ),
         passes=plan.passes,
     )

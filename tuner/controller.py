@@ -139,7 +139,7 @@ def _drive(session: Session, options: RunOptions, incumbent: Incumbent | None) -
             num_finalists=len(finalists),
         )
         confirmations.append(made)
-        if made.verdict == "faster":
+        if made.wins:
             break
     decision = decide(confirmations, climbers, runs_today)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Protocol
 
+from draftsmith.engine.forcing import is_suspect
 from draftsmith.engine.job import STOCK
 
 
@@ -55,7 +56,7 @@ class Output(Protocol):
     @property
     def judgement(self) -> str: ...
     @property
-    def num_ties(self) -> int: ...
+    def num_ties(self) -> int: ...  # positions
     @property
     def position(self) -> int | None: ...
     @property
@@ -88,9 +89,21 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StockRecord:
+    """What is known of stock: its outputs by request id, and of how many ``positions`` forced stock
+    chose otherwise than stock one at a time (``ties``).
+    """
+
+    references: Mapping[str, tuple[int, ...]]
+    ties: int = 0
+    positions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """``pairs`` holds units whose outputs all equal stock's (or passed the distribution gate); the
-    others are counted in ``num_unequal_units``. Step counts are over ``pairs``.
+    others are counted in ``num_unequal_units``. Steps, committed, drafted and accepted tokens are
+    over every repeat of the ``pairs``; ``*_by_position`` over the first repeat of every output.
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -100,7 +113,10 @@ class Evidence:
     num_divergent: int = 0
     num_distribution: int = 0
     divergence: str = ""  # the first divergent output, in words
-    suspect: bool = False
+    num_tied_positions: int = 0
+    num_positions: int = 0  # of outputs that were compared token by token
+    stock_ties: int = 0
+    stock_positions: int = 0
     peak_memory_bytes: int | None = None
     num_committed: int = 0
     num_steps: int = 0
@@ -113,6 +129,13 @@ class Evidence:
     @property
     def num_outputs(self) -> int:
         return self.num_exact + self.num_ties + self.num_divergent + self.num_distribution
+
+    @property
+    def suspect(self) -> bool:
+        """More ties than stock's own noise explains, over everything that was pooled."""
+        return is_suspect(
+            self.num_tied_positions, self.num_positions, self.stock_ties, self.stock_positions
+        )
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -135,7 +158,10 @@ class Evidence:
             num_divergent=self.num_divergent + other.num_divergent,
             num_distribution=self.num_distribution + other.num_distribution,
             divergence=self.divergence or other.divergence,
-            suspect=self.suspect or other.suspect,
+            num_tied_positions=self.num_tied_positions + other.num_tied_positions,
+            num_positions=self.num_positions + other.num_positions,
+            stock_ties=max(self.stock_ties, other.stock_ties),
+            stock_positions=max(self.stock_positions, other.stock_positions),
             peak_memory_bytes=max(peaks) if peaks else None,
             num_committed=self.num_committed + other.num_committed,
             num_steps=self.num_steps + other.num_steps,
@@ -151,22 +177,25 @@ def collect(
     name: str,
     timings: Sequence[Timing],
     outputs: Sequence[Output],
-    references: Mapping[str, tuple[int, ...]],
+    stock: StockRecord,
     *,
     against: str = STOCK,
-    suspect: bool = False,
     peak_memory_bytes: int | None = None,
 ) -> Evidence:
-    """Evidence about configuration ``name`` in one job's records. ``references`` are the tokens
-    that its outputs must equal for their times to count; outputs that are lossless in distribution
-    differ by nature, so their seconds are scaled to stock's number of tokens. BadMeasurementError
-    for a time that is no positive number, an output that is missing, or a baseline that was not
-    timed.
+    """Evidence about configuration ``name`` in one job's records. Times count where its outputs
+    equal stock's references, and the baseline's are as long as those; outputs that are lossless in
+    distribution differ by nature, so their seconds are scaled to the baseline's number of tokens.
+    BadMeasurementError for a time that is no positive number, an output that is missing, or a
+    baseline that was not timed.
     """
     own_outputs = [output for output in outputs if output.config == name]
-    equal = {o.request_id for o in own_outputs if _equal(o, references)}
+    equal = {o.request_id for o in own_outputs if _equal(o, stock.references)}
     judged = {o.request_id for o in own_outputs}
-    warped = {o.request_id for o in own_outputs if o.judgement == "distribution"}
+    warped = {
+        output.request_id
+        for output in outputs
+        if output.config in (name, against) and output.judgement == "distribution"
+    }
     base, own = _by_unit(timings, against), _by_unit(timings, name)
     pairs: list[Pair] = []
     counted: list[Timing] = []
@@ -179,10 +208,13 @@ def collect(
             raise BadMeasurementError(f"no output for {', '.join(missing)}")
         base_s = _mean_seconds(base[requests], "seconds", against)
         own_s = _mean_seconds(runs, "seconds", name)
-        if not all(request in equal for request in requests):
+        scaled = any(request in warped for request in requests)
+        if not all(request in equal for request in requests) or not (
+            scaled or _as_long_as(stock.references, requests, base[requests])
+        ):
             unequal += 1
             continue
-        if any(request in warped for request in requests):
+        if scaled:
             own_s *= base[requests][0].num_tokens / max(1, runs[0].num_tokens)
         pairs.append(
             Pair(
@@ -198,6 +230,7 @@ def collect(
         counted.extend(runs)
     verdicts = [output.judgement for output in own_outputs]
     divergent = [output for output in own_outputs if output.judgement == "divergent"]
+    compared = [output for output in own_outputs if output.judgement != "distribution"]
     return Evidence(
         pairs=tuple(pairs),
         num_unequal_units=unequal,
@@ -206,7 +239,10 @@ def collect(
         num_divergent=len(divergent),
         num_distribution=verdicts.count("distribution"),
         divergence=_describe(divergent[0]) if divergent else "",
-        suspect=suspect,
+        num_tied_positions=sum(output.num_ties for output in compared),
+        num_positions=sum(len(output.token_ids) for output in compared),
+        stock_ties=stock.ties,
+        stock_positions=stock.positions,
         peak_memory_bytes=peak_memory_bytes,
         num_committed=sum(timing.num_tokens for timing in counted),
         num_steps=sum(timing.num_steps for timing in counted),
@@ -230,6 +266,14 @@ def _equal(output: Output, references: Mapping[str, tuple[int, ...]]) -> bool:
     if output.judgement == "distribution":
         return True
     return references.get(output.request_id) == output.token_ids
+
+
+def _as_long_as(
+    references: Mapping[str, tuple[int, ...]], requests: tuple[str, ...], runs: list[Timing]
+) -> bool:
+    """Every run of the unit made as many tokens as the references hold."""
+    wanted = sum(len(references[request]) for request in requests)
+    return all(run.num_tokens == wanted for run in runs)
 
 
 def _by_unit(timings: Sequence[Timing], name: str) -> dict[tuple[str, ...], list[Timing]]:

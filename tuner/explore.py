@@ -21,7 +21,7 @@ from draftsmith.tuner.baseline import OFF, Baseline
 from draftsmith.tuner.dispatch import Finished
 from draftsmith.tuner.evidence import BadMeasurementError
 from draftsmith.tuner.knobs import SpaceFacts
-from draftsmith.tuner.ladder import Climber, last_to_climb, next_to_climb, rung_slices
+from draftsmith.tuner.ladder import Climber, fastest_below_the_top, next_to_climb, rung_slices
 from draftsmith.tuner.objective import Score, score
 from draftsmith.tuner.outcome import CANDIDATE, SEARCH_OVER, read_result, read_stored, to_outcome
 from draftsmith.tuner.progress import TrialNews
@@ -98,6 +98,8 @@ class Explorer:
         """Queue one more trial; False when there is none that fits."""
         everyone = self.climbers.values()
         climber = next_to_climb(everyone, len(self._rungs))
+        if climber is not None and not self._affords(climber, climber.rung + 1):
+            climber = None
         if climber is None and self._may_propose():
             view = View(known=list(self.climbers), seconds_left=self.seconds_left)
             for _ in range(len(self._agents)):
@@ -105,7 +107,7 @@ class Explorer:
                 proposals = self._agents[-1].propose(view, 1)
                 if proposals:
                     return self._queue(proposals)
-        climber = climber or last_to_climb(everyone, len(self._rungs))
+        climber = climber or fastest_below_the_top(everyone, len(self._rungs), idle=True)
         if climber is None or not self._fits(self._requests(climber.rung + 1)):
             return False
         why = f"rung {climber.rung}: {climber.ratio:.2f}x, up to {climber.high:.2f}x"
@@ -114,19 +116,27 @@ class Explorer:
         )
 
     def _may_propose(self) -> bool:
-        """A new configuration fits with the time that its climb to the top would take."""
         session = self._session
         remaining = session.repository.counts(session.run.id).remaining(session.run.budget)
-        if remaining == 0:
-            return False
-        return self._expected_s(self._requests(0)) + self._climb_s() <= self.seconds_left
+        return remaining != 0 and self._affords(None, 0)
 
-    def _climb_s(self) -> float:
-        """Time kept for taking one configuration to the top, until one is there."""
-        top = len(self._rungs) - 1
-        if any(climber.rung == top and climber.feasible for climber in self.climbers.values()):
-            return 0.0
-        return sum(self._expected_s(self._requests(rung)) for rung in range(1, top + 1))
+    def _affords(self, climber: Climber | None, rung: int) -> bool:
+        """Whether this rung of ``climber`` (None: of something new) leaves the time that the
+        fastest one below the top needs to get there. Nothing is kept for a climb that cannot end
+        in time whatever is done.
+        """
+        left_s = self.seconds_left
+        own_s = self._expected_s(self._requests(rung))
+        fastest = fastest_below_the_top(self.climbers.values(), len(self._rungs))
+        if fastest is None or fastest is climber:
+            return own_s <= left_s
+        kept_s = self._climb_s(fastest.rung + (2 if fastest.busy else 1))
+        return own_s + (kept_s if kept_s <= left_s else 0.0) <= left_s
+
+    def _climb_s(self, rung: int) -> float:
+        """Seconds of the rungs from ``rung`` to the top."""
+        rungs = range(rung, len(self._rungs))
+        return sum(self._expected_s(self._requests(index)) for index in rungs)
 
     def _queue(self, proposals: Sequence[Proposal], rung: int = 0) -> bool:
         session = self._session
@@ -156,7 +166,7 @@ class Explorer:
             if self._session.dispatcher.finish(trial, outcome):
                 _give_up(climber, trial, SEARCH_OVER)
             return
-        reading = read_result(result, self._baseline.references)
+        reading = read_result(result, self._baseline.stock)
         failure, judged = reading.failure, None
         evidence = climber.evidence
         if reading.evidence is not None:
@@ -191,7 +201,7 @@ class Explorer:
             elif trial.state == "pruned" and not (trial.summary or {}).get("stopped_early"):
                 _give_up(climber, trial, trial.reason)
             elif trial.state in ("done", "pruned"):
-                evidence = read_stored(session.repository, trial, self._baseline.references)
+                evidence = read_stored(session.repository, trial, self._baseline.stock)
                 climber.evidence = climber.evidence + evidence
                 climber.score = score(climber.evidence, session.deployment.objective)
                 climber.rung = max(climber.rung, trial.rung)

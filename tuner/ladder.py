@@ -8,9 +8,11 @@ by the upper end of the interval; whoever cannot beat the best one's lower end, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from draftsmith.engine.job import unit_size
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.evidence import Evidence
 from draftsmith.tuner.objective import Score
@@ -64,11 +66,14 @@ class Climber:
 
 
 def rung_slices(num_prompts: int, concurrency: int) -> tuple[range, ...]:
-    """The prompts that each rung adds, as ranges over the tuning prompts in their spread order."""
+    """The prompts that each rung adds, as ranges over the tuning prompts in their spread order:
+    whole timed units, and never a rest too small to fill the concurrency.
+    """
     ends: list[int] = []
+    group = unit_size(concurrency)
     for prompts, units in zip(RUNG_PROMPTS, RUNG_UNITS, strict=True):
-        size = -(-max(prompts, units * concurrency) // concurrency) * concurrency
-        if size < num_prompts and size > (ends[-1] if ends else 0):
+        size = math.ceil(max(prompts, units * group) / group) * group
+        if size + concurrency <= num_prompts and size > (ends[-1] if ends else 0):
             ends.append(size)
     ends.append(num_prompts)
     starts = [0, *ends[:-1]]
@@ -90,18 +95,20 @@ def next_to_climb(climbers: Iterable[Climber], num_rungs: int) -> Climber | None
         climbed = [c for c in finished if c.rung > rung or (c.rung == rung and c.busy)]
         if len(climbed) >= len(finished) // ETA:
             continue
-        waiting = [c for c in finished if c.rung == rung and _may_climb(c, best_low)]
+        waiting = [c for c in finished if c.rung == rung and not c.busy and _stands(c, best_low)]
         if waiting:
             return max(waiting, key=lambda c: c.high)
     return None
 
 
-def last_to_climb(climbers: Iterable[Climber], num_rungs: int) -> Climber | None:
-    """Once nothing new is proposed: the fastest that has not reached the top, unless one that has
-    is faster already.
+def fastest_below_the_top(
+    climbers: Iterable[Climber], num_rungs: int, *, idle: bool = False
+) -> Climber | None:
+    """The fastest that has not reached the top (``idle``: and is not being measured), unless one
+    that has is faster already. Its way to the top is the last thing that the search owes.
     """
-    standing = [c for c in climbers if _may_climb(c, 1.0)]
-    below = [c for c in standing if c.rung + 1 < num_rungs]
+    standing = [c for c in climbers if _stands(c, 1.0)]
+    below = [c for c in standing if c.rung + 1 < num_rungs and not (idle and c.busy)]
     if not below:
         return None
     best = max(below, key=lambda c: c.ratio)
@@ -110,12 +117,13 @@ def last_to_climb(climbers: Iterable[Climber], num_rungs: int) -> Climber | None
 
 
 def ranking(climbers: Iterable[Climber]) -> list[Climber]:
-    """Feasible configurations that beat stock on the tuning prompts, best first: those that were
-    measured on more prompts come first, and within one per cent of the best the simplest one leads.
+    """Feasible configurations that beat stock by more than one per cent on the tuning prompts, best
+    first: those that were measured on more prompts come first, and within one per cent of the best
+    the simplest one leads (off is simpler than all).
     One that time kept on a lower rung takes the lead where both its speed-up and the lower end of
     its interval are above the leader's.
     """
-    winners = [c for c in climbers if c.feasible and c.ratio > 1.0]
+    winners = [c for c in climbers if c.feasible and c.ratio > 1.0 + NEAR]
     ordered: list[Climber] = []
     for rung in sorted({c.rung for c in winners}, reverse=True):
         ordered.extend(_by_speed([c for c in winners if c.rung == rung]))
@@ -138,6 +146,5 @@ def _by_speed(group: Sequence[Climber]) -> list[Climber]:
     return ordered
 
 
-def _may_climb(climber: Climber, best_low: float) -> bool:
-    idle = climber.feasible and not climber.busy and not climber.stopped
-    return idle and climber.high > max(1.0, best_low)
+def _stands(climber: Climber, best_low: float) -> bool:
+    return climber.feasible and not climber.stopped and climber.high > max(1.0, best_low)

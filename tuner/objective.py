@@ -68,6 +68,7 @@ def ratio_interval(
         high=result.high,
         num_prompts=sum(len(pair.request_ids) for pair in pairs),
         geometric_mean=result.geometric_mean_by_category,
+        confidence=confidence,
     )
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from draftsmith.engine.job import STOCK, MeasureResult
 from draftsmith.store.records import Json, StoredOutput, StoredTiming, TrialOutcome, TrialRecord
 from draftsmith.store.repository import Repository
-from draftsmith.tuner.evidence import BadMeasurementError, Evidence, Output, collect
+from draftsmith.tuner.evidence import (
+    BadMeasurementError,
+    Evidence,
+    Output,
+    StockRecord,
+    collect,
+)
 from draftsmith.tuner.objective import Score
 
 CANDIDATE = "candidate"
 INCUMBENT = "incumbent"
 SEARCH_OVER = "the search time was up"
-
-References = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class Reading:
 
 
 def read_result(
-    result: MeasureResult, references: References, *, name: str = CANDIDATE, against: str = STOCK
+    result: MeasureResult, stock: StockRecord, *, name: str = CANDIDATE, against: str = STOCK
 ) -> Reading:
     """Evidence of a worker's answer; every status but ok, every value that is no finite time, and a
     stock that did not repeat its own output make the trial a failed one.
@@ -45,9 +48,8 @@ def read_result(
             name,
             result.timings,
             result.outputs,
-            references,
+            stock,
             against=against,
-            suspect=name in result.suspect,
             peak_memory_bytes=result.peak_memory_bytes.get(name),
         )
     except BadMeasurementError as error:
@@ -60,7 +62,7 @@ def read_result(
 def read_stored(
     repository: Repository,
     trial: TrialRecord,
-    references: References,
+    stock: StockRecord,
     *,
     name: str = CANDIDATE,
     against: str = STOCK,
@@ -71,9 +73,8 @@ def read_stored(
         name,
         repository.timings(trial.id),
         repository.outputs(trial.id),
-        references,
+        stock,
         against=against,
-        suspect=name in summary.get("suspect", ()),
         peak_memory_bytes=summary.get("peak_memory_bytes", {}).get(name),
     )
 

@@ -11,9 +11,9 @@ Verdict = Literal["winner", "off", "inconclusive", "incumbent stays"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A ratio of speeds (stock's seconds over the configuration's) with its 95 % interval; ``high``
-    is infinite when a single unit was timed. ``geometric_mean`` is over categories, the secondary
-    figure.
+    """A ratio of speeds (stock's seconds over the configuration's) with its paired bootstrap
+    interval at ``confidence``; ``high`` is infinite when a single unit was timed.
+    ``geometric_mean`` is over categories, the secondary figure.
     """
 
     ratio: float
@@ -21,6 +21,7 @@ class Interval:
     high: float
     num_prompts: int
     geometric_mean: float | None = None
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCount:
-    """Configurations by how they ended, and all measuring jobs of exploring."""
+    """Configurations by how their first measuring ended (``done``: measured, ``stopped_early`` of
+    them until they had clearly lost; ``unfinished``: the search time was up), and all measuring
+    jobs of exploring.
+    """
 
     configurations: int = 0
     done: int = 0
+    stopped_early: int = 0
+    unfinished: int = 0
     failed: int = 0
     infeasible: int = 0
     jobs: int = 0

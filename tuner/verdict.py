@@ -1,9 +1,11 @@
 """From the confirmations to the verdict, and what is recommended. Pure; nothing is measured here.
 
-``winner``            the lower end of the finalist's interval over stock is above 1 (and over the
-incumbent) ``off``               nothing beat stock on the tuning prompts, or the finalist's upper
-end is below 1 ``inconclusive``      neither: the simpler configuration (off) stays
-``incumbent stays``   what runs today is lossless and nothing is shown to beat it
+- ``winner``: the lower end of the finalist's interval over stock is above 1, its ratio above 1.01
+  (within one per cent off, the simpler one, stays), and over the incumbent the lower end is above 1
+- ``off``: nothing beat stock by more than one per cent on the tuning prompts, the finalist gains
+  less than that on the held-out ones, or its upper end is below 1
+- ``inconclusive``: neither; the simpler configuration (off) stays
+- ``incumbent stays``: what runs today is lossless and nothing is shown to beat it
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.baseline import OFF
 from draftsmith.tuner.confirm import Confirmation, judge
-from draftsmith.tuner.ladder import Climber
+from draftsmith.tuner.ladder import NEAR, Climber
 from draftsmith.tuner.result import Comparison, Verdict
 from draftsmith.tuner.space import config_text
 
@@ -39,13 +41,13 @@ def decide(
 ) -> Decision:
     """The verdict. ``confirmations`` holds at most one confirmed winner: the last one measured."""
     comparisons = tuple(item for made in confirmations for item in _compare(made))
-    best = next((made for made in confirmations if made.verdict == "faster"), None)
+    best = next((made for made in confirmations if made.wins), None)
     if incumbent is not None and _incumbent_holds(confirmations, climbers, incumbent, best):
         return Decision(
             verdict="incumbent stays",
             config=incumbent,
             summary=f"nothing is shown to beat the incumbent ({config_text(incumbent)})",
-            shown=_own_confirmation(confirmations, incumbent),
+            shown=_evidence_of(confirmations, incumbent),
             comparisons=comparisons,
         )
     if best is not None:
@@ -75,7 +77,10 @@ def _without_winner(shown: Confirmation | None, climbers: Sequence[Climber]) -> 
         if not any(climber.feasible for climber in measured):
             reason = next(c.score.reason for c in measured if c.score is not None)
             return "off", f"no valid configuration ({reason}); leave speculation off"
-        return "off", "nothing was faster than stock on the tuning prompts; leave speculation off"
+        return "off", (
+            f"nothing was more than {NEAR:.0%} faster than stock on the tuning prompts; "
+            "leave speculation off"
+        )
     name = config_text(shown.config)
     if shown.failure:
         return "inconclusive", f"{name} failed on the held-out prompts: {shown.failure}"
@@ -85,6 +90,8 @@ def _without_winner(shown: Confirmation | None, climbers: Sequence[Climber]) -> 
     span = f"{interval.low:.2f}x to {interval.high:.2f}x" if interval else "unknown"
     if shown.verdict == "slower":
         return "off", f"{name} is slower than stock on the held-out prompts ({span})"
+    if shown.verdict == "faster":
+        return "off", f"{name} is within {NEAR:.0%} of stock ({span}): the simpler one, off, stays"
     return (
         "inconclusive",
         f"{name} is not shown to be faster than stock on the held-out prompts ({span}): "
@@ -117,6 +124,24 @@ def _own_confirmation(
     confirmations: Sequence[Confirmation], config: SpecConfig
 ) -> Confirmation | None:
     return next((made for made in confirmations if made.config == config), None)
+
+
+def _evidence_of(
+    confirmations: Sequence[Confirmation], incumbent: SpecConfig
+) -> Confirmation | None:
+    """What was measured of the incumbent on the held-out prompts: as a finalist, or beside one."""
+    own = _own_confirmation(confirmations, incumbent)
+    if own is not None:
+        return own
+    beside = next((made for made in confirmations if made.incumbent_score is not None), None)
+    if beside is None:
+        return None
+    return Confirmation(
+        config=incumbent,
+        evidence=beside.incumbent,
+        score=beside.incumbent_score,
+        passes=beside.passes,
+    )
 
 
 def _compare(made: Confirmation) -> list[Comparison]:

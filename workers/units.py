@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from draftsmith.engine.job import unit_size
 from draftsmith.engine.types import Request
 
-GROUP_FACTOR = 2  # requests a unit, in concurrencies: slots are refilled at least once
 MIXED = "mixed"
 
 
@@ -33,7 +33,7 @@ def split_units(requests: Sequence[Request], concurrency: int) -> tuple[Unit, ..
     """Units in request order. A last group too small to fill the concurrency joins the one before
     it: it would time another load.
     """
-    size = 1 if concurrency == 1 else GROUP_FACTOR * concurrency
+    size = unit_size(concurrency)
     groups = [tuple(requests[i : i + size]) for i in range(0, len(requests), size)]
     if len(groups) > 1 and len(groups[-1]) < concurrency:
         tail = groups.pop()

@@ -30,8 +30,10 @@ from draftsmith.engine.workload_formats import WorkloadRow
 from draftsmith.tuner.deployment import Deployment, Effort, Regime, WorkloadSpec
 from draftsmith.tuner.knobs import SpaceFacts
 from draftsmith.tuner.material import Material, Prompt
+from draftsmith.workers.units import split_units
 
 TOKENS_A_PROMPT = 20
+TICK_S = 1e-6  # any waiting moves the clock, however short
 CATEGORIES = ("chat", "code", "edit", "extract")
 
 
@@ -43,13 +45,15 @@ class Killed(BaseException):
 class World:
     """``speed(config)`` is the speed-up over stock, ``lossy(config)`` whether its outputs differ
     from stock's, ``status(config)`` how its jobs end, ``seconds(config, value)`` may replace a
-    measured time with anything. ``kill_at`` raises at that submit or result (1, 2, ...).
+    measured time with anything, ``pace(now)`` stretches all times of a job that starts then.
+    ``kill_at`` raises at that submit or result (1, 2, ...).
     """
 
     speed: Callable[[SpecConfig], float]
     lossy: Callable[[SpecConfig], bool] = lambda config: False
     status: Callable[[SpecConfig], str] = lambda config: "ok"
     seconds: Callable[[SpecConfig, float], Any] = lambda config, value: value
+    pace: Callable[[float], float] = lambda now: 1.0
     stock_s: float = 1.0
     noise: float = 0.0
     seed: int = 0
@@ -101,7 +105,7 @@ class FakeExecutor:
             return None
         first = min(self._running, key=lambda item: item[0])
         if timeout_s is not None and first[0] > world.now_s + timeout_s:
-            world.now_s += timeout_s
+            world.now_s += max(timeout_s, TICK_S)
             return None
         world.call()
         self._running.remove(first)
@@ -132,10 +136,7 @@ def run_job(world: World, job: MeasureJob) -> tuple[MeasureResult, float]:
     timings: list[UnitTiming] = []
     outputs: list[OutputRecord] = []
     total = 0.0
-    groups = [
-        job.requests[start : start + job.concurrency]
-        for start in range(0, len(job.requests), job.concurrency)
-    ]
+    groups = [unit.requests for unit in split_units(job.requests, job.concurrency)]
     stopped = False
     lists: dict[str, list[float]] = {name: [] for name in job.configs}
     for unit, group in enumerate(groups):
@@ -185,7 +186,7 @@ def _seconds(
     job_id: str,
     repeat: int,
 ) -> float:
-    base = world.stock_s * (0.8 + 0.4 * (group[0].prompt_ids[0] % 7) / 6)
+    base = world.pace(world.now_s) * world.stock_s * (0.8 + 0.4 * (group[0].prompt_ids[0] % 7) / 6)
     speed = 1.0 if name == STOCK else world.speed(config)
     ids = ",".join(request.request_id for request in group)
     rng = random.Random(f"{world.seed}/{job_id}/{ids}/{name}/{repeat}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,18 @@ def test_noise_without_gain_is_inconclusive_and_off_stays(bench: Bench) -> None:
     assert "inconclusive" in verdicts
 
 
+def test_both_intervals_of_two_finalists_are_held_to_holm(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "vllm.json"
+    file.write_text('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}')
+    world = World(speed=lambda c: 1.4 if c.drafter == "suffix" else 1.1, noise=0.05)
+    result = bench.run(world, finalists=2, budget_s=900, max_trials=10, incumbent=file)
+    found = {
+        item.against: item.interval for item in result.comparisons if "suffix" in item.config_text
+    }
+    assert found["stock"].confidence == found["incumbent"].confidence == pytest.approx(0.975)
+    assert result.ratio is not None and result.ratio.confidence == pytest.approx(0.975)
+
+
 def test_a_second_finalist_is_tried_only_when_asked_for(bench: Bench) -> None:
     def speed(config: SpecConfig) -> float:
         return 1.1 if config.drafter == "suffix" else 0.8
@@ -99,6 +112,8 @@ def test_a_second_finalist_is_tried_only_when_asked_for(bench: Bench) -> None:
         (0.95, 1.2, "inconclusive", SpecConfig()),
         (0.7, 0.98, "off", SpecConfig()),
         (1.0, 1.2, "inconclusive", SpecConfig()),
+        (1.001, 1.007, "off", SpecConfig()),  # shown faster, but within one per cent of off
+        (1.001, 1.04, "winner", SUFFIX),
     ],
 )
 def test_the_interval_alone_decides(

@@ -164,6 +164,51 @@ def test_the_budget_holds_and_the_confirmation_keeps_its_share(bench: Bench) -> 
     assert result.verdict == "winner"
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_machine_that_slows_down_gets_fewer_prompts_and_keeps_the_budget(
+    bench: Bench, num_workers: int, turns: int
+) -> None:
+    """Stock takes six times longer as soon as the pilot has set the plan."""
+    world = World(speed=suffix_pays, pace=lambda now: 6.0 if now > 1004 else 1.0)
+    shape = {"num_tuning": 60, "num_heldout": 60, "num_workers": num_workers, "turns": turns}
+    start = world.now_s
+    result = bench.run(world, budget_s=500, max_trials=None, **shape)
+    assert world.now_s - start <= 500 * 1.05
+    assert 4 <= result.prompts["heldout"] < 60 * turns
+    assert result.seconds_by_phase["explore"] > 0 and result.seconds_by_phase["confirm"] > 0
+    again = bench.run(world, budget_s=500, max_trials=None, resume=result.run, **shape)
+    assert again.prompts == result.prompts and again.verdict == result.verdict
+
+
+def test_a_waiting_climber_gets_its_time_before_new_proposals(bench: Bench) -> None:
+    """Something slow is at the top already; the fastest still reaches it before time is up."""
+    seen: list[SpecConfig] = []
+
+    def speed(config: SpecConfig) -> float:
+        if config.drafter == "none":
+            return 1.0
+        if config not in seen:
+            seen.append(config)
+        return 1.05 + 0.02 * seen.index(config)
+
+    world = World(speed=speed, noise=0.01)
+    result = bench.run(world, budget_s=500, max_trials=None)
+    best = max(result.top, key=lambda row: row["ratio"] or 0.0)
+    assert len(seen) > 3 and best["num_prompts"] == result.prompts["tuning"]
+
+
+def test_every_configuration_is_counted_once_by_how_it_ended(bench: Bench) -> None:
+    world = World(
+        speed=lambda config: 1.2 if config.drafter == "suffix" else 0.5,
+        status=lambda config: "oom" if config.drafter == "recycle" else "ok",
+    )
+    result = bench.run(world, max_trials=12)
+    count = result.trials
+    assert count.done + count.failed + count.unfinished == count.configurations == 12
+    assert count.failed > 0 and count.stopped_early > 0
+
+
 def test_b29_a_hanging_trial_is_stopped_and_the_next_one_runs(bench: Bench) -> None:
     """cases.md B29: recorded as a timeout, the search goes on and keeps its limit."""
     world = World(
@@ -293,6 +338,9 @@ def test_an_incumbent_stays_unless_shown_slower(bench: Bench, tmp_path: Path) ->
     assert result.verdict == "incumbent stays"
     assert result.config["drafter"] == "ngram"
     assert result.incumbent is not None and "ngram" in result.incumbent["name"]
+    assert result.ratio is not None and result.ratio.ratio == pytest.approx(1.5, rel=0.05)
+    assert result.lossless.num_outputs == result.prompts["heldout"]
+    assert result.tokens_per_s == pytest.approx(1.5 * (result.stock_tokens_per_s or 0), rel=0.05)
 
 
 def test_an_incumbent_is_replaced_when_the_interval_says_so(bench: Bench, tmp_path: Path) -> None:

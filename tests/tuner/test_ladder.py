@@ -7,7 +7,7 @@ import pytest
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.ladder import (
     Climber,
-    last_to_climb,
+    fastest_below_the_top,
     next_to_climb,
     ranking,
     rung_slices,
@@ -42,14 +42,13 @@ def climber(
         (40, 1, [4, 6, 30]),
         (9, 1, [4, 5]),
         (3, 1, [3]),
-        (40, 4, [8, 8, 24]),
+        (40, 4, [16, 16, 8]),  # units of eight
+        (35, 4, [16, 19]),  # three prompts would run under another load
         (6, 4, [6]),
-        (100, 8, [16, 16, 68]),
+        (100, 8, [32, 32, 36]),
     ],
 )
-def test_rungs_add_prompts_in_whole_groups(
-    prompts: int, concurrency: int, sizes: list[int]
-) -> None:
+def test_rungs_add_prompts_in_whole_units(prompts: int, concurrency: int, sizes: list[int]) -> None:
     slices = rung_slices(prompts, concurrency)
     assert [len(part) for part in slices] == sizes
     assert [i for part in slices for i in part] == list(range(prompts))
@@ -82,8 +81,8 @@ def test_the_incumbent_climbs_whatever_its_score() -> None:
 
 def test_the_fastest_goes_to_the_top_at_the_end() -> None:
     group = [climber(1, 1.3), climber(2, 1.2, rung=1)]
-    assert last_to_climb(group, 3) is group[0]
-    assert last_to_climb([climber(1, 1.1), climber(2, 1.4, rung=2)], 3) is None
+    assert fastest_below_the_top(group, 3) is group[0]
+    assert fastest_below_the_top([climber(1, 1.1), climber(2, 1.4, rung=2)], 3) is None
 
 
 def test_within_one_per_cent_the_simpler_leads() -> None:
@@ -91,6 +90,12 @@ def test_within_one_per_cent_the_simpler_leads() -> None:
     chain = climber(3, 1.5, rung=2)
     slower = climber(2, 1.4, rung=2)
     assert ranking([dynamic, slower, chain]) == [chain, dynamic, slower]
+
+
+def test_within_one_per_cent_of_stock_off_is_simpler() -> None:
+    barely = climber(1, 1.009, rung=2, spread=0.001)
+    assert ranking([barely]) == []
+    assert ranking([barely, climber(2, 1.012, rung=0)])[0].config.block_size == 2
 
 
 def test_more_prompts_rank_before_fewer_and_losers_not_at_all() -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from draftsmith.engine.job import OutputRecord, UnitTiming
 from draftsmith.tuner.deployment import Objective
-from draftsmith.tuner.evidence import BadMeasurementError, Evidence, collect
+from draftsmith.tuner.evidence import BadMeasurementError, Evidence, StockRecord, collect
 from draftsmith.tuner.objective import decode_only, ratio_interval, score
 
 REFERENCES = {"a": (1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
+STOCK = StockRecord(references=REFERENCES, ties=0, positions=1000)  # so 1 in 1001 by chance
 
 
 def timing(name: str, request: str, seconds: float, **more: object) -> UnitTiming:
@@ -50,7 +51,7 @@ def evidence(
     for request, (stock, own) in times.items():
         timings += [timing("stock", request, stock), timing("candidate", request, own)]
     made = [output(request) for request in times] if outputs is None else outputs
-    return collect("candidate", timings, made, REFERENCES)
+    return collect("candidate", timings, made, STOCK)
 
 
 def test_b18_the_headline_is_the_ratio_of_sums() -> None:
@@ -90,7 +91,7 @@ def test_outputs_lossless_in_distribution_count_by_token() -> None:
         timing("candidate", "a", 4.0, num_tokens=6),
     ]
     outputs = [output("a", (1, 9, 9, 9, 9, 9), judgement="distribution")]
-    found = collect("candidate", timings, outputs, REFERENCES)
+    found = collect("candidate", timings, outputs, STOCK)
     assert score(found, Objective()).ratio == pytest.approx(1.5)
 
 
@@ -98,7 +99,7 @@ def test_outputs_lossless_in_distribution_count_by_token() -> None:
 def test_a_time_that_is_none_is_refused_with_its_value(value: object) -> None:
     timings = [timing("stock", "a", 1.0), timing("candidate", "a", value)]  # type: ignore[arg-type]
     with pytest.raises(BadMeasurementError) as caught:
-        collect("candidate", timings, [output("a")], REFERENCES)
+        collect("candidate", timings, [output("a")], STOCK)
     assert repr(value) in str(caught.value) and "candidate" in str(caught.value)
 
 
@@ -106,15 +107,44 @@ def test_a_missing_output_or_baseline_is_refused() -> None:
     with pytest.raises(BadMeasurementError, match="no output for a"):
         evidence({"a": (1.0, 1.0)}, [])
     with pytest.raises(BadMeasurementError, match="stock was not timed"):
-        collect("candidate", [timing("candidate", "a", 1.0)], [output("a")], REFERENCES)
+        collect("candidate", [timing("candidate", "a", 1.0)], [output("a")], STOCK)
 
 
 def test_suspect_and_too_large_are_infeasible() -> None:
     good = evidence({"a": (2.0, 1.0), "b": (2.0, 1.0)})
-    assert "ties" in score(replace(good, suspect=True), Objective()).reason
+    tied = replace(good, num_tied_positions=3)
+    assert "ties" in score(tied, Objective()).reason
     large = replace(good, peak_memory_bytes=3 * 1024**3)
     assert "3.00 GiB" in score(large, Objective(max_memory_gb=2.0)).reason
     assert score(large, Objective(max_memory_gb=4.0)).feasible
+
+
+def test_ties_are_judged_over_everything_that_was_pooled() -> None:
+    """One tie a job looks like chance in each, six in a row do not; stock's own counts once."""
+
+    def job(request: str) -> Evidence:
+        ties = [output(request, judgement="tie", num_ties=1)]
+        return evidence({request: (2.0, 1.0)}, ties)
+
+    one = job("a")
+    assert not one.suspect and score(one, Objective()).feasible
+    pooled = one + job("b") + job("c") + job("a") + job("b") + job("c")
+    assert pooled.num_tied_positions == 6 and pooled.num_positions == 18
+    assert (pooled.stock_ties, pooled.stock_positions) == (0, 1000)
+    assert pooled.suspect and not score(pooled, Objective()).feasible
+
+
+@pytest.mark.parametrize("num_tokens", [2, 4])
+def test_time_of_a_baseline_that_made_another_length_does_not_count(num_tokens: int) -> None:
+    timings = [
+        timing("stock", "a", 30.0, num_tokens=num_tokens),
+        timing("candidate", "a", 1.0),
+        timing("stock", "b", 2.0),
+        timing("candidate", "b", 1.0),
+    ]
+    found = collect("candidate", timings, [output("a"), output("b")], STOCK)
+    assert score(found, Objective()).ratio == pytest.approx(2.0)
+    assert found.num_unequal_units == 1
 
 
 def test_evidence_adds_up() -> None:
@@ -143,7 +173,7 @@ def test_repeats_are_averaged_within_their_unit() -> None:
         timing("candidate", "a", 1.0),
         timing("candidate", "a", 2.0, repeat=1),
     ]
-    found = collect("candidate", timings, [output("a")], REFERENCES)
+    found = collect("candidate", timings, [output("a")], STOCK)
     assert len(found.pairs) == 1
     assert score(found, Objective()).ratio == pytest.approx(2.0)
 
