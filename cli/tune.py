@@ -142,7 +142,7 @@ def tune(
             )
             with TuneProgress(deployment.effort.budget_s) as progress:
                 result = run_tuner(deployment, repository, executor, options, progress)
-    document = with_note(result.to_json(), material.skipped_note)
+    document = result.to_json()
     output.report(document, lambda console: draw_result(console, document))
 
 

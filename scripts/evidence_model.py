@@ -93,12 +93,14 @@ class Kept:
 def requests_of(
     loaded: LoadedTarget, options: argparse.Namespace, sampling: Sampling, count: int
 ) -> list[Request]:
-    """First turns of ``count`` prompts over all categories."""
-    rows = limit(read_workload(options.prompts).rows, count)
+    """First turns of ``count`` prompts over all categories, none of them too long."""
+    rows = read_workload(options.prompts).rows
     made = requests_for_turn(
         rows, 1, {}, loaded.tokenizer, sampling, max_prompt_tokens=MAX_PROMPT_TOKENS
     )
-    return list(made.requests)
+    by_id = {request.request_id: request for request in made.requests}
+    chosen = limit([row for row in rows if row.row_id in by_id], count)
+    return [by_id[row.row_id] for row in chosen]
 
 
 def parity(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> bool:

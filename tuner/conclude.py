@@ -227,6 +227,8 @@ def _incumbent_json(incumbent: Incumbent | None) -> dict[str, Any] | None:
 def _notes(session: Session, baseline: Baseline, incumbent: Incumbent | None) -> tuple[str, ...]:
     material = session.material
     notes = [f"incumbent: {note}" for note in incumbent.notes] if incumbent else []
+    if material.skipped_note:
+        notes.append(material.skipped_note)
     if material.num_duplicates:
         notes.append(f"{material.num_duplicates} duplicate prompts were left out")
     if material.num_too_long:

@@ -168,6 +168,8 @@ def result(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> TuneResult
     finally:
         database.close()
     print(found.summary, found.ratio, found.stock_tokens_per_s, found.seconds_by_phase, sep="\n")
+    for row in found.top:
+        print(row["config_text"], row["num_prompts"], row["ratio"], row["low"], row["high"])
     return found
 
 
