@@ -21,7 +21,13 @@ from draftsmith.tuner.baseline import OFF, Baseline
 from draftsmith.tuner.dispatch import Finished
 from draftsmith.tuner.evidence import BadMeasurementError
 from draftsmith.tuner.knobs import SpaceFacts
-from draftsmith.tuner.ladder import Climber, fastest_below_the_top, next_to_climb, rung_slices
+from draftsmith.tuner.ladder import (
+    Climber,
+    contender,
+    fastest_below_the_top,
+    next_to_climb,
+    rung_slices,
+)
 from draftsmith.tuner.objective import Score, score
 from draftsmith.tuner.outcome import CANDIDATE, SEARCH_OVER, read_result, read_stored, to_outcome
 from draftsmith.tuner.progress import TrialNews
@@ -107,7 +113,11 @@ class Explorer:
                 proposals = self._agents[-1].propose(view, 1)
                 if proposals:
                     return self._queue(proposals)
-        climber = climber or fastest_below_the_top(everyone, len(self._rungs), idle=True)
+        climber = (
+            climber
+            or fastest_below_the_top(everyone, len(self._rungs), idle=True)
+            or contender(everyone, len(self._rungs))
+        )
         if climber is None or not self._fits(self._requests(climber.rung + 1)):
             return False
         why = f"rung {climber.rung}: {climber.ratio:.2f}x, up to {climber.high:.2f}x"

@@ -116,6 +116,16 @@ def fastest_below_the_top(
     return best if best.ratio > top else None
 
 
+def contender(climbers: Iterable[Climber], num_rungs: int) -> Climber | None:
+    """Once nothing is left to propose: of those below the top that may still prove faster than the
+    fastest one there, the most promising.
+    """
+    standing = [c for c in climbers if _stands(c, 1.0)]
+    top = max((c.ratio for c in standing if c.rung + 1 == num_rungs), default=0.0)
+    able = [c for c in standing if c.rung + 1 < num_rungs and not c.busy and c.high > top]
+    return max(able, key=lambda c: c.high, default=None)
+
+
 def ranking(climbers: Iterable[Climber]) -> list[Climber]:
     """Feasible configurations that beat stock by more than one per cent on the tuning prompts, best
     first: those that were measured on more prompts come first, and within one per cent of the best

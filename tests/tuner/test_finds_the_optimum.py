@@ -27,8 +27,7 @@ from draftsmith.workers.inprocess import InProcessExecutor
 from draftsmith.workers.measure import Measurer
 from tests.support.trained import FIRST_EXIT, NUM_LAYERS, PERIOD, VOCAB_SIZE, trained_checkpoint
 
-# Trains, scans and tunes; longer than the default suite may take, and the machine may be shared.
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # trains, scans, tunes: minutes
 
 OUTPUT_TOKENS = 48
 EXITS = (1, 2, 3, 5)

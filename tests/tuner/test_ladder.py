@@ -7,6 +7,7 @@ import pytest
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.ladder import (
     Climber,
+    contender,
     fastest_below_the_top,
     next_to_climb,
     ranking,
@@ -83,6 +84,15 @@ def test_the_fastest_goes_to_the_top_at_the_end() -> None:
     group = [climber(1, 1.3), climber(2, 1.2, rung=1)]
     assert fastest_below_the_top(group, 3) is group[0]
     assert fastest_below_the_top([climber(1, 1.1), climber(2, 1.4, rung=2)], 3) is None
+
+
+def test_time_left_over_goes_to_those_that_may_still_be_faster() -> None:
+    """A bad first measurement does not keep the best one below the top for good."""
+    top = climber(1, 1.5, rung=2)
+    unclear, slower = climber(2, 1.45, spread=0.2), climber(3, 1.2, spread=0.2)
+    assert contender([top, unclear, slower], 3) is unclear
+    assert contender([top, slower], 3) is None
+    assert contender([top, climber(4, 1.4, spread=0.3, busy=True)], 3) is None
 
 
 def test_within_one_per_cent_the_simpler_leads() -> None:
