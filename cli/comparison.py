@@ -10,6 +10,7 @@ from draftsmith.cli.errors import CliEnvironmentError
 from draftsmith.cli.progress import counted
 from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob, MeasureResult, TargetRef
 from draftsmith.engine.types import Request, SpecConfig
+from draftsmith.tuner.allotment import in_pieces
 from draftsmith.tuner.evidence import Evidence, StockRecord, collect
 from draftsmith.tuner.executor import Executor
 from draftsmith.tuner.objective import decode_only, ratio_interval
@@ -37,7 +38,7 @@ def compare(plan: Plan, executor: Executor) -> dict[str, Any]:
     stock_s = stock_tokens = 0.0
     first: MeasureResult | None = None  # stock's own noise is measured there
     size = CHUNK_UNITS * plan.concurrency
-    chunks = [plan.requests[i : i + size] for i in range(0, len(plan.requests), size)]
+    chunks = in_pieces(plan.requests, size, plan.concurrency)
     with counted("measuring", len(chunks)) as step:
         for number, chunk in enumerate(chunks):
             result = _measure(plan, executor, number, chunk, first)

@@ -118,9 +118,7 @@ class MeasureResult:
     reason: str = ""
     timings: tuple[UnitTiming, ...] = ()
     outputs: tuple[OutputRecord, ...] = ()
-    suspect: tuple[str, ...] = ()  # configurations whose tie rate exceeds stock's own
     margin_noise: float | None = None
-    stock_tie_rate: float | None = None
     stock_ties: int = 0  # as measured in this job, for later ``MeasureJob.stock_ties``
     stock_positions: int = 0
     peak_memory_bytes: dict[str, int] = field(default_factory=dict)

@@ -25,8 +25,8 @@ import platformdirs
 from draftsmith.kernels.errors import KernelEnvironmentError
 
 _FOLDER = Path(__file__).parent
-SOURCES = ("linear/cpu.cpp", "tree_attention/cpu.cpp", "noise/cpu.cpp")
-HEADERS = ("lanes.h",)
+SOURCES = ("linear/cpu.cpp", "tree_attention/cpu.cpp", "decoder_layers/cpu.cpp", "noise/cpu.cpp")
+HEADERS = ("lanes.h", "linear/product.h", "tree_attention/attention.h")
 # No contraction: the noise must round after each operation. Products fuse by intrinsics.
 FLAGS = (
     *("-std=c++17", "-O3", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-shared", "-fPIC"),
@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, list[type]] = {
         *(_pointer, _pointer, _pointer, _pointer, _pointer),
         *(_int64, _int64, _int64, _int64, _int64, _int64, _int64, _float, _float, _int),
     ],
+    "draftsmith_decoder_layers": [_pointer, _pointer, _int],
     "draftsmith_philox": [_uint64, _uint32, _uint32, _int64, _int64, _pointer],
     "draftsmith_gumbel_rows": [_pointer, _pointer, _int64, _int64, _uint32, _pointer, _int],
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from draftsmith.engine.job import unit_size
@@ -20,6 +20,7 @@ JUDGING = 0.25  # forcing, warm-up and hand-over, as a share of the decoding the
 FIXED_SHARE = 0.55  # of the budget that baseline and confirmation may take together
 MIN_PROMPTS = 4  # fewest tuning and fewest held-out prompts, where a prompt is timed alone
 MIN_UNITS = 2  # fewest timed units of either part: one alone has no interval
+CLIMB_SHARE = 0.25  # of the search's time that one climb over all tuning prompts may take
 MIN_TRIALS = 2  # rung-0 trials that the smallest run holds
 MIN_PASSES, MAX_PASSES = 2, 6
 START_S = 5.0  # a job's own overhead
@@ -54,7 +55,8 @@ class Allotment:
 
 def allot(stock_s: float, supply: Supply) -> Allotment:
     """The largest numbers of prompts whose baseline and confirmation fit their share of the budget,
-    up to all of them. BudgetError, naming the minimum, when not even the smallest run fits.
+    up to all of them, with no more tuning prompts than leave the search time to try several
+    configurations. BudgetError, naming the minimum, when not even the smallest run fits.
     """
     minimum = minimum_s(stock_s, supply)
     if supply.left_s < minimum:
@@ -66,9 +68,13 @@ def allot(stock_s: float, supply: Supply) -> Allotment:
         )
     least = supply.min_prompts
     best = cut(supply, 0.0, least)
-    for heldout in range(least, supply.num_heldout + 1):
+    for heldout in range(min(least, supply.num_heldout), supply.num_heldout + 1):
         larger = cut(supply, heldout / supply.num_heldout, least)
         reserve = confirm_s(stock_s, larger.num_heldout, supply, passes=MIN_PASSES)
+        smallest = replace(larger, num_tuning=min(least, larger.num_tuning))
+        search_s = supply.left_s - baseline_s(stock_s, smallest, supply) - reserve
+        climb = int(CLIMB_SHARE * search_s / (2 * stock_s * (1 + JUDGING)))
+        larger = replace(larger, num_tuning=min(larger.num_tuning, least + max(0, climb)))
         if baseline_s(stock_s, larger, supply) + reserve > FIXED_SHARE * supply.left_s:
             break
         best = larger
@@ -93,19 +99,31 @@ def trial_s(stock_s: float, num_prompts: int) -> float:
 def confirm_s(stock_s: float, num_prompts: int, supply: Supply, *, passes: int) -> float:
     """The confirmation: stock, finalist and incumbent in every pass, every output forced once."""
     names = 2 + supply.num_incumbents
-    work = num_prompts * stock_s * names * (passes + JUDGING)
-    return START_S * min(1.0, stock_s) + work / _share(num_prompts, supply)
+    work = _in_a_row(num_prompts, supply) * stock_s * names * (passes + JUDGING)
+    return START_S * min(1.0, stock_s) + work
+
+
+def reserve_s(stock_s: float, num_prompts: int, supply: Supply) -> float:
+    """Of the seconds left after the baseline, those kept for the confirmation: two passes where
+    that leaves the search its smallest number of trials, and one pass at least.
+    """
+    trials = MIN_TRIALS * trial_s(stock_s, supply.min_prompts)
+    share = min(FIXED_SHARE * supply.left_s, supply.left_s - trials)
+    one, wanted = (confirm_s(stock_s, num_prompts, supply, passes=n) for n in (1, MIN_PASSES))
+    return min(wanted, max(one, share), supply.left_s)
 
 
 def baseline_s(stock_s: float, used: Allotment, supply: Supply) -> float:
     """Stock over so many prompts, every output forced once."""
     prompts = used.num_tuning + used.num_heldout
-    return prompts * stock_s * (1 + JUDGING) / _share(prompts, supply)
+    return _in_a_row(prompts, supply) * stock_s * (1 + JUDGING)
 
 
-def _share(num_prompts: int, supply: Supply) -> int:
-    """Workers that can take part."""
-    return max(1, min(supply.num_workers, num_prompts // 2))
+def _in_a_row(num_prompts: int, supply: Supply) -> int:
+    """Prompts that the busiest worker takes, in whole timed units."""
+    unit = unit_size(supply.concurrency)
+    units = max(1, num_prompts // unit)
+    return min(num_prompts, math.ceil(units / supply.num_workers) * unit)
 
 
 def cut(whole: Supply | Allotment, share: float, least: int) -> Allotment:

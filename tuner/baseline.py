@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob
+from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob, unit_size
 from draftsmith.engine.types import Request, SpecConfig
 from draftsmith.store.records import NewTrial, StoredReference, TrialOutcome, TrialRecord
 from draftsmith.tuner.allotment import (
@@ -27,6 +27,7 @@ from draftsmith.tuner.allotment import (
     confirm_s,
     cut,
     in_pieces,
+    reserve_s,
 )
 from draftsmith.tuner.dispatch import Finished
 from draftsmith.tuner.errors import TunerEnvironmentError
@@ -41,9 +42,11 @@ OFF = SpecConfig()
 ROUND_S = 60.0
 MIN_ROUNDS = 4
 PILOT_PROMPTS = 3
-NOISE_CHUNKS = 2  # the pilot and one more measure stock's own noise
+NOISE_POSITIONS = (
+    1000  # forced and compared with stock one at a time before its noise is taken as known
+)
 SLOWEST_PILOT_S = 1800.0  # a pilot that takes longer has hung
-_USED, _CHUNKS = "baseline_prompts", "baseline_chunks"
+_PLAN, _USED, _CHUNKS = "baseline_plan", "baseline_prompts", "baseline_chunks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ def measure_baseline(session: Session, *, num_incumbents: int) -> Baseline:
     TunerEnvironmentError when no worker can measure stock.
     """
     material = session.material
+    seen = _Measured(session)
+    seen.measure([_Wave(turn=0, prompts=_pilot(session))])
     supply = Supply(
         left_s=session.watch.left_s,
         num_tuning=len(material.tuning),
@@ -90,17 +95,19 @@ def measure_baseline(session: Session, *, num_incumbents: int) -> Baseline:
         num_incumbents=num_incumbents,
         concurrency=session.deployment.regime.concurrency,
     )
-    seen = _Measured(session)
-    seen.measure([_Wave(turn=0, prompts=_pilot(session))])
     kept = session.artifact(_USED)
     if kept is None:
-        used = _measure_what_fits(session, seen, replace(supply, left_s=session.watch.left_s))
-        session.keep(_USED, asdict(used))
-    else:
-        used = Allotment(**kept)
-    tuning = material.tuning[: used.num_tuning]
-    heldout = material.heldout[: used.num_heldout]
-    return seen.summarise(tuning, heldout, replace(supply, left_s=session.watch.left_s))
+        used = _measure_what_fits(session, seen, supply)
+        requests = sum(prompt.num_turns for prompt in material.heldout[: used.num_heldout])
+        measured = replace(supply, left_s=session.watch.left_s)
+        reserve = reserve_s(seen.stock_s_per_request, requests, measured)
+        kept = {**asdict(used), "confirm_s": reserve}
+        session.keep(_USED, kept)
+    return seen.summarise(
+        material.tuning[: kept["num_tuning"]],
+        material.heldout[: kept["num_heldout"]],
+        confirm_s=kept["confirm_s"],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +162,23 @@ class _Measured:
         self._take_finished()
 
     def uncovered(self, turn: int, prompts: Sequence[Prompt]) -> _Wave:
-        """Those of ``prompts`` that no chunk of this turn holds."""
+        """Those of ``prompts`` that have this turn and no chunk of it yet."""
         covered = {
             prompt.row_id
             for chunk in self._chunks
             if chunk.turn == turn
             for prompt in chunk.prompts
         }
-        return _Wave(turn=turn, prompts=tuple(p for p in prompts if p.row_id not in covered))
+        return _Wave(
+            turn=turn,
+            prompts=tuple(
+                prompt
+                for prompt in prompts
+                if prompt.num_turns > turn
+                and prompt.row_id not in covered
+                and self.request(prompt, turn) is not None
+            ),
+        )
 
     def request(self, prompt: Prompt, turn: int) -> Request | None:
         key = (prompt.row_id, turn)
@@ -174,7 +190,7 @@ class _Measured:
         return self._requests[key]
 
     def summarise(
-        self, tuning: Sequence[Prompt], heldout: Sequence[Prompt], supply: Supply
+        self, tuning: Sequence[Prompt], heldout: Sequence[Prompt], *, confirm_s: float
     ) -> Baseline:
         session = self._session
         references = [
@@ -182,14 +198,11 @@ class _Measured:
             for key, ids in self.outputs.items()
         ]
         session.repository.save_references(session.run.id, references)
-        tuning_requests, heldout_requests = self._in_order(tuning), self._in_order(heldout)
-        heldout_s = sum(self._seconds[request.request_id] for request in heldout_requests)
-        each_s = heldout_s / len(heldout_requests)
-        reserve = confirm_s(each_s, len(heldout_requests), supply, passes=MIN_PASSES)
+        tuning_requests = self._in_order(tuning)
         ranked = session.material.ranking(tuning_requests, self.outputs)
         return Baseline(
             tuning=tuning_requests,
-            heldout=heldout_requests,
+            heldout=self._in_order(heldout),
             references=self.outputs,
             stock_s=self._seconds,
             tokens_per_s=self._tokens / sum(self._seconds.values()),
@@ -197,7 +210,7 @@ class _Measured:
             stock_ties=self._ties,
             stock_positions=self._positions,
             inputs=DraftInputs(draft_vocab_ids=ranked),
-            confirm_s=min(reserve, FIXED_SHARE * supply.left_s),
+            confirm_s=confirm_s,
         )
 
     def _build(self, trial: TrialRecord) -> MeasureJob:
@@ -213,7 +226,7 @@ class _Measured:
             configs={STOCK: OFF},
             concurrency=deployment.regime.concurrency,
             force_all=True,
-            margin_noise=self.noise if trial.rung >= NOISE_CHUNKS else None,
+            margin_noise=None if self._positions < NOISE_POSITIONS else self.noise,
             timeout_s=max(SLOWEST_PILOT_S, 10 * expected),
         )
 
@@ -262,38 +275,58 @@ def _measure_what_fits(session: Session, seen: _Measured, supply: Supply) -> All
     budget at the speed seen so far; never fewer than the smallest run needs. How many that were.
     """
     material = session.material
-    prompts = material.tuning + material.heldout
-    turns = sum(prompt.num_turns for prompt in prompts) / len(prompts)
-    plan = allot(seen.stock_s_per_request * turns, supply)
-    planned_s = baseline_s(seen.stock_s_per_request * turns, plan, supply)
-    rounds = max(MIN_ROUNDS, math.ceil(planned_s / ROUND_S))
-    cuts = dict.fromkeys(cut(plan, n / rounds, supply.min_prompts) for n in range(rounds + 1))
-    began_s, pilot = session.watch.elapsed_s, len(seen.outputs)
-    used: Allotment | None = None
-    for larger in cuts:
-        spent_s = session.watch.elapsed_s
-        if used is not None and len(seen.outputs) > pilot:
-            added = larger.num_tuning + larger.num_heldout - used.num_tuning - used.num_heldout
-            round_s = added * turns * (spent_s - began_s) / (len(seen.outputs) - pilot)
-            each_s = seen.stock_s_per_request * turns
-            reserve = confirm_s(each_s, larger.num_heldout, supply, passes=MIN_PASSES)
-            if spent_s + round_s + reserve > FIXED_SHARE * session.deployment.effort.budget_s:
+    plan = session.artifact(_PLAN)
+    if plan is None:
+        plan = _plan(session, seen, supply)
+        session.keep(_PLAN, plan)
+    whole = Allotment(num_tuning=plan["num_tuning"], num_heldout=plan["num_heldout"])
+    used = cut(whole, 0.0, supply.min_prompts)
+    for number in range(plan["rounds"] + 1):
+        larger = cut(whole, number / plan["rounds"], supply.min_prompts)
+        heldout = material.heldout[: larger.num_heldout]
+        prompts = material.tuning[: larger.num_tuning] + heldout
+        done = len(seen.outputs) - plan["pilot"]
+        if number > 0 and done > 0:
+            spent_s = session.watch.elapsed_s
+            left = sum(prompt.num_turns for prompt in prompts) - len(seen.outputs)
+            round_s = max(0, left) * (spent_s - plan["began_s"]) / done
+            requests = sum(prompt.num_turns for prompt in heldout)
+            confirming_s = confirm_s(seen.stock_s_per_request, requests, supply, passes=MIN_PASSES)
+            needed_s = spent_s + round_s + confirming_s
+            if needed_s > FIXED_SHARE * session.deployment.effort.budget_s:
                 break
         used = larger
-        chosen = material.tuning[: used.num_tuning] + material.heldout[: used.num_heldout]
-        for turn in range(max(prompt.num_turns for prompt in chosen)):
-            present = tuple(prompt for prompt in chosen if prompt.num_turns > turn)
-            seen.measure(_chunks(seen.uncovered(turn, present), session))
-    return used or plan
+        for turn in range(max(prompt.num_turns for prompt in prompts)):
+            seen.measure(_chunks(seen.uncovered(turn, prompts), session))
+    return used
+
+
+def _plan(session: Session, seen: _Measured, supply: Supply) -> dict[str, Any]:
+    """From the pilot's speed: how many prompts, in how many rounds, each of whole timed units for
+    every worker.
+    """
+    prompts = session.material.tuning + session.material.heldout
+    turns = sum(prompt.num_turns for prompt in prompts) / len(prompts)
+    each_s = seen.stock_s_per_request * turns
+    whole = allot(each_s, supply)
+    by_time = max(MIN_ROUNDS, math.ceil(baseline_s(each_s, whole, supply) / ROUND_S))
+    filled = supply.num_workers * unit_size(supply.concurrency)
+    return {
+        **asdict(whole),
+        "rounds": max(1, min(by_time, (whole.num_tuning + whole.num_heldout) // filled)),
+        "began_s": session.watch.elapsed_s,
+        "pilot": len(seen.outputs),
+    }
 
 
 def _chunks(wave: _Wave, session: Session) -> list[_Wave]:
-    """A chunk for each worker, whole groups of requests."""
+    """A chunk for each worker, whole timed units."""
     concurrency = session.deployment.regime.concurrency
-    groups = max(1, math.ceil(len(wave.prompts) / session.num_workers / concurrency))
+    unit = unit_size(concurrency)
+    units = max(1, math.ceil(len(wave.prompts) / session.num_workers / unit))
     return [
         _Wave(turn=wave.turn, prompts=piece)
-        for piece in in_pieces(wave.prompts, groups * concurrency, concurrency)
+        for piece in in_pieces(wave.prompts, units * unit, concurrency)
     ]
 
 

@@ -124,7 +124,10 @@ def _heldout_outputs(
     own = decision.shown is not None and decision.shown.config == decision.config
     if own:
         config = config_json(decision.config)
+        stays = decision.verdict == "incumbent stays"
         for trial in repository.trials(session.run.id, states=["done"], stage=CONFIRM):
+            if trial.config != config and not stays:
+                continue
             role = CANDIDATE if trial.config == config else INCUMBENT
             for output in repository.outputs(trial.id):
                 if output.config == role:

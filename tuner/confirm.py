@@ -1,8 +1,9 @@
 """Step 10: one finalist against stock, and against the incumbent, on prompts the search never saw.
 
 Every pass runs all names interleaved, unit by unit, and every output is token-forced. The verdict
-follows the 95 % paired bootstrap interval alone. A second finalist is tried only when the
-deployment asked for it beforehand, and then both are held to Holm's correction.
+follows the 95 % paired bootstrap interval; a winner must also gain more than the one per cent
+within which off, the simpler one, is preferred. A second finalist is tried only when the deployment
+asked for it beforehand, and then both are held to Holm's correction.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ def _plan(
         num_heldout=len(heldout),
         num_workers=session.num_workers,
         num_incumbents=num_names - 2,
+        concurrency=session.deployment.regime.concurrency,
     )
     fitting = [
         passes

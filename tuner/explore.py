@@ -2,9 +2,10 @@
 each.
 
 One loop: take the results that came in, then give every idle worker a job. A configuration that
-shows promise climbs before anything new is tried. Nothing starts that cannot end within the search
-time, and when that time is up, what still runs is stopped: the confirmation's share of the budget
-is never spent here.
+shows promise climbs before anything new is tried, and time is kept for the fastest one's way to the
+top. Once there is nothing new, those climb that may still prove faster. Nothing starts that cannot
+end within the search time, and when that time is up, what still runs is stopped: the confirmation's
+share of the budget is never spent here.
 """
 
 from __future__ import annotations
@@ -140,8 +141,9 @@ class Explorer:
         fastest = fastest_below_the_top(self.climbers.values(), len(self._rungs))
         if fastest is None or fastest is climber:
             return own_s <= left_s
-        kept_s = self._climb_s(fastest.rung + (2 if fastest.busy else 1))
-        return own_s + (kept_s if kept_s <= left_s else 0.0) <= left_s
+        if self._climb_s(fastest.rung + 1) > left_s:
+            return own_s <= left_s
+        return own_s + self._climb_s(fastest.rung + (2 if fastest.busy else 1)) <= left_s
 
     def _climb_s(self, rung: int) -> float:
         """Seconds of the rungs from ``rung`` to the top."""

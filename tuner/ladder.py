@@ -20,6 +20,7 @@ from draftsmith.tuner.result import Interval
 from draftsmith.tuner.space import simplicity
 
 ETA = 3
+CLOSE = 0.85  # share of the best speed from which a bad first measurement may explain the rest
 NEAR = 0.01  # within this share of the best speed the simpler configuration wins
 RUNG_PROMPTS = (4, 10)
 RUNG_UNITS = (2, 4)  # fewest timed units of a rung when requests run in groups
@@ -117,12 +118,13 @@ def fastest_below_the_top(
 
 
 def contender(climbers: Iterable[Climber], num_rungs: int) -> Climber | None:
-    """Once nothing is left to propose: of those below the top that may still prove faster than the
-    fastest one there, the most promising.
+    """Once nothing is left to propose: of those below the top that are close to the fastest one
+    there and may still prove faster, the most promising.
     """
     standing = [c for c in climbers if _stands(c, 1.0)]
     top = max((c.ratio for c in standing if c.rung + 1 == num_rungs), default=0.0)
     able = [c for c in standing if c.rung + 1 < num_rungs and not c.busy and c.high > top]
+    able = [c for c in able if c.ratio > CLOSE * top]
     return max(able, key=lambda c: c.high, default=None)
 
 

@@ -11,6 +11,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.job import unit_size
 from draftsmith.engine.prompts import (
     draft_vocab_ranking,
     request_id,
@@ -127,6 +128,7 @@ def load_material(deployment: Deployment) -> Material:
         needed = _positions(deployment, first.requests, workload, target)
         check_draft_model(deployment.draft_model, target, tokenizer, needed)
     parts = split(workload, heldout_fraction=deployment.workload.heldout_fraction)
+    _check_units(len(parts.tuning), len(parts.heldout), deployment)
     return Material(
         deployment=deployment,
         facts=facts,
@@ -139,6 +141,23 @@ def load_material(deployment: Deployment) -> Material:
         num_skipped=workload.num_skipped,
         first_skipped=workload.first_skipped,
     )
+
+
+def _check_units(num_tuning: int, num_heldout: int, deployment: Deployment) -> None:
+    """Refuse a split whose smaller part is one timed unit at the concurrency: a speed-up from one
+    measurement has no interval, so the verdict could only be inconclusive.
+    """
+    concurrency = deployment.regime.concurrency
+    if concurrency == 1:
+        return
+    needed = unit_size(concurrency) + concurrency
+    if min(num_tuning, num_heldout) < needed:
+        raise TunerInputError(
+            f"workload {deployment.workload.path!r} gives {num_tuning} tuning and {num_heldout} "
+            f"held-out prompts: at concurrency {concurrency} each part needs at least {needed}, "
+            f"two groups of requests; add prompts, lower --concurrency, or change "
+            f"workload.heldout_fraction ({deployment.workload.heldout_fraction:g})"
+        )
 
 
 def check_draft_model(path: str, target: ModelFacts, tokenizer: Any, needed: int | None) -> None:

@@ -125,7 +125,6 @@ def baseline_outcome(result: MeasureResult) -> TrialOutcome:
 def _summary(result: MeasureResult) -> Json:
     return {
         "status": result.status,
-        "suspect": list(result.suspect),
         "peak_memory_bytes": dict(result.peak_memory_bytes),
         "stopped_early": result.stopped_early,
         "worker": result.worker,

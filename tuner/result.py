@@ -67,9 +67,9 @@ class TrialCount:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
     """The verdict of one run. ``config`` is the recommended configuration as normalised JSON
-    (drafter none when the recommendation is off), ``finalist`` the one that was confirmed. Speeds
-    are tokens/s over the confirmed prompts. ``absent`` names design steps that this version does
-    not take.
+    (drafter none when the recommendation is off), ``finalist`` the one whose confirmation the
+    figures describe. Speeds are tokens/s over the confirmed prompts. ``absent`` names design steps
+    that this version does not take.
     """
 
     verdict: Verdict

@@ -2,8 +2,8 @@
 
 - ``winner``: the lower end of the finalist's interval over stock is above 1, its ratio above 1.01
   (within one per cent off, the simpler one, stays), and over the incumbent the lower end is above 1
-- ``off``: nothing beat stock by more than one per cent on the tuning prompts, the finalist gains
-  less than that on the held-out ones, or its upper end is below 1
+- ``off``: nothing beat stock by more than one per cent on the tuning prompts, or on the held-out
+  ones the finalist is shown to gain less than that, or to be slower
 - ``inconclusive``: neither; the simpler configuration (off) stays
 - ``incumbent stays``: what runs today is lossless and nothing is shown to beat it
 """

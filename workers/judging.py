@@ -10,7 +10,6 @@ from draftsmith.engine.forcing import (
     EmittedOutput,
     ForcedVerdict,
     force_outputs,
-    is_suspect,
     measure_margin_noise,
 )
 from draftsmith.engine.job import STOCK, Judgement, MeasureJob, OutputRecord
@@ -30,14 +29,9 @@ class Findings:
     """What judging found so far; filled in place, so that an interruption keeps it."""
 
     records: list[OutputRecord] = field(default_factory=list)
-    suspect: list[str] = field(default_factory=list)
     margin_noise: float | None = None
     stock_ties: int = 0
     stock_positions: int = 0
-
-    @property
-    def stock_tie_rate(self) -> float | None:
-        return self.stock_ties / self.stock_positions if self.stock_positions else None
 
 
 class Judge:
@@ -75,7 +69,6 @@ class Judge:
                 if verdict is None:
                     verdict = self._judge(name, completions, stock[request_id][0])
                 self.findings.records.append(self._record(name, completions[0], verdict))
-        self._find_suspects(outputs)
 
     def keep_exact(self, outputs: Outputs) -> None:
         """Without running the model: the outputs that equal stock's. For jobs cut short."""
@@ -139,24 +132,6 @@ class Judge:
             tokenizer=self._tokenizer,
         )
         return {verdict.request_id: verdict for verdict in verdicts}
-
-    def _find_suspects(self, outputs: Outputs) -> None:
-        for name in outputs:
-            records = [
-                record
-                for record in self.findings.records
-                if record.config == name and record.judgement != "distribution"
-            ]
-            num_ties = sum(record.num_ties for record in records)
-            if name == STOCK or num_ties == 0:
-                continue
-            if self.findings.stock_positions == 0:
-                self._measure_noise()
-            positions = sum(len(record.token_ids) for record in records)
-            if is_suspect(
-                num_ties, positions, self.findings.stock_ties, self.findings.stock_positions
-            ):
-                self.findings.suspect.append(name)
 
     def _measure_noise(self) -> None:
         """Decode some prompts with stock again, one at a time and untimed, recording margins."""

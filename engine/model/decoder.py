@@ -11,10 +11,11 @@ from draftsmith.engine.cache import CacheShape, KVCache
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.model.activation import GatedActivation
 from draftsmith.engine.model.config import DecoderConfig
+from draftsmith.engine.model.fused import FusedLayers
 from draftsmith.engine.model.heads import gather_head_rows, kernels_row_stable
 from draftsmith.engine.model.model import ModelInfo
 from draftsmith.engine.model.norm import RmsNorm
-from draftsmith.engine.model.placement import RowPlacement
+from draftsmith.engine.model.placement import RowPlacement, check_rows
 from draftsmith.engine.model.rope import RotaryTables, rotate
 from draftsmith.engine.model.weights import DecoderWeights, LayerWeights
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
@@ -24,8 +25,10 @@ from draftsmith.kernels.tree_attention import tree_attention
 
 class Decoder:
     """Implements ``Model``. Activations are fp32 on the CPU and in the weights' dtype elsewhere;
-    the cache is in the weights' dtype. Every operation besides the product and attention kernels is
-    elementwise or reduces over a row's last dimension, so a row's numbers depend on that row alone.
+    the cache is in the weights' dtype. On the CPU one kernel call runs all layers where it can;
+    else they run operation by operation, each of which, besides the product and attention kernels,
+    is elementwise or reduces over a row's last dimension. A row's numbers depend on that row alone
+    either way.
     """
 
     def __init__(
@@ -50,6 +53,11 @@ class Decoder:
         scale = config.embedding_scale
         self._embedding_scale = (
             None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
+        )
+        self._fused = (
+            FusedLayers(config, weights, self._rotary, self._embedding_scale)
+            if self.device.type == "cpu"
+            else None
         )
         self._info = ModelInfo(
             name=name or config.family,
@@ -94,6 +102,9 @@ class Decoder:
         for layers out of range or order, and for a captured layer that is not run.
         """
         chosen = self._chosen(layers, capture)
+        if self._fused is not None and self._fused.is_available:
+            check_rows(rows, cache)
+            return self._fused.forward(rows, cache, chosen, capture)
         placement = RowPlacement(rows, cache)
         num_slots, width = rows.token_ids.shape
         # Positions of padding rows may pass the capacity, never this bound.

@@ -29,12 +29,16 @@ class RotaryTables:
         """Rows for ``positions`` ``[N]``, all under ``limit`` (host-side, so that no device is
         asked).
         """
-        if limit > self._rows:
-            self._build(limit)
         return [
             (cos.index_select(0, positions), sin.index_select(0, positions))
-            for cos, sin in self._tables
+            for cos, sin in self.tables(limit)
         ]
+
+    def tables(self, limit: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The tables themselves, with rows for every position under ``limit`` at least."""
+        if limit > self._rows:
+            self._build(limit)
+        return self._tables
 
     def _build(self, rows: int) -> None:
         steps = torch.arange(rows, dtype=torch.float32, device=self._device)[:, None]

@@ -1,228 +1,26 @@
-// Row-stable attention of draft rows over their slot's committed rows and their own ancestors.
-//
-// Per (sequence, row, up to 3 query heads of one key head): scores in logical order of the keys, softmax
-// in two passes, weighted values accumulated key by key. Each score owns one accumulator of eight lanes
-// over the head dimension, each output number one accumulator over the keys, the softmax denominator
-// eight lanes over the logical position. No order depends on the batch, on the other rows, on where a
-// key sits in the cache, or on the threads, so neither do a row's bits. Cache rows that a query does not
-// see are never read.
+// Row-stable attention of draft rows over their slot's committed rows and their own ancestors: see
+// attention.h.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <vector>
-
-#include "lanes.h"
+#include "tree_attention/attention.h"
 
 namespace {
 
-using lanes::kStep;
-using lanes::Pair;
-
-constexpr int64_t kHeads = 3;             // query heads that share one read of keys and values
 constexpr int64_t kSerialWork = 1 << 17;  // multiply-adds under which one thread is faster
 
-struct Problem {
-    const float* q;                             // [B, W, Hq, D]
-    const void *k, *v;                          // slot 0, head 0, row 0 of one layer
-    int64_t slot_stride, head_stride;           // in elements; rows are D apart
-    const int64_t *slots, *lengths, *widths;    // [B]
-    const uint8_t* visible;                     // [B, W, offset + W] or null: causal
-    float* out;                                 // [B, W, Hq, D]
-    int64_t B, W, Hq, Hkv, D, offset, window;   // window 0: none
-    float scale, softcap;                       // softcap 0: none
-};
-
-// exp for arguments <= 0: argument reduction by ln 2 and the series to degree 7; under -87 it is 0.
-inline __m256 exp_negative(__m256 x) {
-    const __m256 floor = _mm256_set1_ps(-87.0f);
-    const __m256 alive = _mm256_cmp_ps(x, floor, _CMP_GE_OQ);
-    x = _mm256_max_ps(x, floor);
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
-                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-    __m256 sum = _mm256_set1_ps(1.0f / 5040);
-    for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
-        sum = _mm256_fmadd_ps(sum, r, _mm256_set1_ps(c));
-    const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-    const __m256 result = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), power));
-    return _mm256_and_ps(result, alive);
-}
-
-// softcap * tanh(s / softcap), by exp of the negative magnitude.
-inline __m256 cap(__m256 s, float softcap) {
-    const __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
-    const __m256 y = _mm256_div_ps(_mm256_andnot_ps(sign, s), _mm256_set1_ps(softcap));
-    const __m256 e = exp_negative(_mm256_mul_ps(y, _mm256_set1_ps(-2.0f)));
-    const __m256 tanh = _mm256_div_ps(_mm256_sub_ps(one, e), _mm256_add_ps(one, e));
-    return _mm256_or_ps(_mm256_mul_ps(tanh, _mm256_set1_ps(softcap)), _mm256_and_ps(sign, s));
-}
-
-// The 16 elements at d of a row, zeros past the head dimension.
 template <class T>
-inline Pair load_at(const typename T::Element* row, int64_t d, int64_t D) {
-    if (d + kStep <= D) return T::load(row + d);
-    typename T::Element rest[kStep] = {};
-    std::memcpy(rest, row + d, (D - d) * sizeof(rest[0]));
-    return T::load(rest);
-}
-
-struct Scratch {
-    std::vector<int64_t> rows;  // cache rows of the keys, in logical order
-    std::vector<float> q, scores;
-};
-
-// Cache rows that row i of sequence b sees, in logical order, the window applied.
-void collect_keys(const Problem& p, int64_t b, int64_t i, std::vector<int64_t>& rows) {
-    const int64_t length = p.lengths[b];
-    rows.clear();
-    for (int64_t j = 0; j < length; ++j) rows.push_back(j);
-    if (p.visible) {
-        const uint8_t* seen = p.visible + (b * p.W + i) * (p.offset + p.W);
-        for (int64_t j = 0; j < p.offset + p.widths[b]; ++j)
-            if (seen[j]) rows.push_back(length + j);
-    } else {
-        for (int64_t j = 0; j <= p.offset + i; ++j) rows.push_back(length + j);
-    }
-    const int64_t num_keys = static_cast<int64_t>(rows.size());
-    if (p.window > 0 && num_keys > p.window) rows.erase(rows.begin(), rows.end() - p.window);
-}
-
-template <class T, int H>
-void score(const Problem& p, const typename T::Element* keys, Scratch& scratch, int64_t stride) {
-    const int64_t num_keys = static_cast<int64_t>(scratch.rows.size());
-    const int64_t padded = (p.D + kStep - 1) / kStep * kStep;
-    for (int64_t j = 0; j < num_keys; ++j) {
-        const typename T::Element* key = keys + scratch.rows[j] * p.D;
-        __m256 acc[H];
-        for (int h = 0; h < H; ++h) acc[h] = _mm256_setzero_ps();
-        for (int64_t d = 0; d < padded; d += kStep) {
-            const Pair value = load_at<T>(key, d, p.D);
-            for (int h = 0; h < H; ++h) {
-                const Pair q = lanes::Float32::load(scratch.q.data() + h * padded + d);
-                acc[h] = _mm256_fmadd_ps(value.a, q.a, acc[h]);
-                acc[h] = _mm256_fmadd_ps(value.b, q.b, acc[h]);
-            }
-        }
-        for (int h = 0; h < H; ++h) scratch.scores[h * stride + j] = lanes::sum(acc[h]) * p.scale;
-    }
-}
-
-// Scores to unnormalised weights, in place; returns their sum. Lanes past the keys become 0.
-float weigh(const Problem& p, float* scores, int64_t num_keys, int64_t stride) {
-    const float lowest = -std::numeric_limits<float>::infinity();
-    std::fill(scores + num_keys, scores + stride, lowest);
-    __m256 largest = _mm256_set1_ps(lowest);
-    for (int64_t j = 0; j < stride; j += 8) {
-        __m256 s = _mm256_loadu_ps(scores + j);
-        if (p.softcap > 0 && j < num_keys) {
-            s = cap(s, p.softcap);
-            _mm256_storeu_ps(scores + j, s);
-        }
-        largest = _mm256_max_ps(s, largest);
-    }
-    if (p.softcap > 0) std::fill(scores + num_keys, scores + stride, lowest);
-    float lanes_of[8];
-    _mm256_storeu_ps(lanes_of, largest);
-    const __m256 top = _mm256_set1_ps(*std::max_element(lanes_of, lanes_of + 8));
-    __m256 total = _mm256_setzero_ps();
-    for (int64_t j = 0; j < stride; j += 8) {
-        const __m256 weight = exp_negative(_mm256_sub_ps(_mm256_loadu_ps(scores + j), top));
-        _mm256_storeu_ps(scores + j, weight);
-        total = _mm256_add_ps(total, weight);
-    }
-    return lanes::sum(total);
-}
-
-// Output elements d .. d + 16 P of H heads.
-template <class T, int H, int P>
-void mix(const Problem& p, const typename T::Element* values, const Scratch& scratch, int64_t stride,
-         const float* totals, int64_t d, float* out) {
-    Pair acc[H][P];
-    for (int h = 0; h < H; ++h)
-        for (int c = 0; c < P; ++c) acc[h][c] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    const int64_t num_keys = static_cast<int64_t>(scratch.rows.size());
-    for (int64_t j = 0; j < num_keys; ++j) {
-        const typename T::Element* row = values + scratch.rows[j] * p.D;
-        for (int c = 0; c < P; ++c) {
-            const Pair value = load_at<T>(row, d + c * kStep, p.D);
-            for (int h = 0; h < H; ++h) {
-                const __m256 weight = _mm256_broadcast_ss(scratch.scores.data() + h * stride + j);
-                acc[h][c].a = _mm256_fmadd_ps(weight, value.a, acc[h][c].a);
-                acc[h][c].b = _mm256_fmadd_ps(weight, value.b, acc[h][c].b);
-            }
-        }
-    }
-    for (int h = 0; h < H; ++h)
-        for (int c = 0; c < P; ++c) {
-            const __m256 total = _mm256_set1_ps(totals[h]);
-            const Pair scaled{_mm256_div_ps(acc[h][c].a, total), _mm256_div_ps(acc[h][c].b, total)};
-            float line[kStep];
-            lanes::store_in_memory_order<T>(line, scaled);
-            const int64_t begin = d + c * kStep;
-            std::memcpy(out + h * p.D + begin, line, std::min(kStep, p.D - begin) * sizeof(float));
-        }
-}
-
-// Query heads head .. head + H of row i of sequence b, all served by one key head.
-template <class T, int H>
-void attend(const Problem& p, int64_t b, int64_t i, int64_t head, Scratch& scratch) {
-    const int64_t first = ((b * p.W + i) * p.Hq + head) * p.D;
-    float* out = p.out + first;
-    if (i >= p.widths[b]) {
-        std::fill(out, out + H * p.D, 0.0f);
-        return;
-    }
-    collect_keys(p, b, i, scratch.rows);
-    const int64_t num_keys = static_cast<int64_t>(scratch.rows.size());
-    if (num_keys == 0) {
-        std::fill(out, out + H * p.D, 0.0f);
-        return;
-    }
-    const int64_t padded = (p.D + kStep - 1) / kStep * kStep;
-    const int64_t stride = (num_keys + 7) / 8 * 8;
-    scratch.scores.resize(H * stride);
-    scratch.q.resize(H * padded);
-    for (int h = 0; h < H; ++h)
-        for (int64_t d = 0; d < padded; d += kStep) {
-            float line[kStep] = {};
-            std::memcpy(line, p.q + first + h * p.D + d, std::min(kStep, p.D - d) * sizeof(float));
-            lanes::store_in_lane_order<T>(scratch.q.data() + h * padded + d, line);
-        }
-    const int64_t base = p.slots[b] * p.slot_stride + head / (p.Hq / p.Hkv) * p.head_stride;
-    using Element = typename T::Element;
-    score<T, H>(p, static_cast<const Element*>(p.k) + base, scratch, stride);
-    float totals[H];
-    for (int h = 0; h < H; ++h) totals[h] = weigh(p, scratch.scores.data() + h * stride, num_keys, stride);
-    const Element* values = static_cast<const Element*>(p.v) + base;
-    int64_t d = 0;
-    for (; d + 2 * kStep <= padded; d += 2 * kStep) mix<T, H, 2>(p, values, scratch, stride, totals, d, out);
-    if (d < padded) mix<T, H, 1>(p, values, scratch, stride, totals, d, out);
-}
-
-template <class T>
-void run(const Problem& p, int threads) {
-    const int64_t group = p.Hq / p.Hkv;
-    const int64_t tiles = (group + kHeads - 1) / kHeads;
-    const int64_t units = p.B * p.W * p.Hkv * tiles;
+void run(const attention::Problem& p, const float* q, float* out, int threads) {
+    const int64_t per_row = attention::units_a_row(p), units = p.B * p.W * per_row;
     int64_t work = 0;
     for (int64_t b = 0; b < p.B; ++b)
         work += p.widths[b] * (p.lengths[b] + p.offset + p.W) * p.Hq * p.D;
     if (work < kSerialWork) threads = 1;
 #pragma omp parallel num_threads(threads)
     {
-        static thread_local Scratch scratch;
+        static thread_local attention::Scratch scratch;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t unit = 0; unit < units; ++unit) {
-            const int64_t tile = unit % tiles, kv_head = unit / tiles % p.Hkv;
-            const int64_t row = unit / (tiles * p.Hkv), b = row / p.W, i = row % p.W;
-            const int64_t head = kv_head * group + tile * kHeads;
-            switch (std::min(kHeads, group - tile * kHeads)) {
-                case 1: attend<T, 1>(p, b, i, head, scratch); break;
-                case 2: attend<T, 2>(p, b, i, head, scratch); break;
-                default: attend<T, 3>(p, b, i, head, scratch);
-            }
+            const int64_t row = unit / per_row, first = row * p.Hq * p.D;
+            attention::attend_unit<T>(p, row / p.W, row % p.W, unit % per_row, q + first, out + first, scratch);
         }
     }
 }
@@ -235,9 +33,9 @@ extern "C" __attribute__((visibility("default"))) void draftsmith_tree_attention
     const int64_t* slots, const int64_t* lengths, const int64_t* widths, const uint8_t* visible, float* out,
     int64_t B, int64_t W, int64_t Hq, int64_t Hkv, int64_t D, int64_t offset, int64_t window, float scale,
     float softcap, int threads) {
-    const Problem p{q,   k, v, slot_stride, head_stride, slots,  lengths, widths, visible,
-                    out, B, W, Hq,          Hkv,         D,      offset,  window, scale, softcap};
-    if (dtype == 0) run<lanes::Float32>(p, threads);
-    else if (dtype == 1) run<lanes::BFloat16>(p, threads);
-    else run<lanes::Float16>(p, threads);
+    const attention::Problem p{k, v, slot_stride, head_stride, slots, lengths, widths, visible,
+                               B, W, Hq, Hkv, D, offset, window, scale, softcap};
+    if (dtype == 0) run<lanes::Float32>(p, q, out, threads);
+    else if (dtype == 1) run<lanes::BFloat16>(p, q, out, threads);
+    else run<lanes::Float16>(p, q, out, threads);
 }

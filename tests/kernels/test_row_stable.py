@@ -85,7 +85,7 @@ def test_every_kernel_is_described(backend: Backend) -> None:
     [folder] = draftsmith.kernels.__path__
     with use_backend(backend):
         described = {kernel.name for kernel in describe().kernels}
-    assert described == {path.parent.name for path in Path(folder).glob("*/reference.py")}
+    assert described == {path.parent.name for path in Path(folder).glob("*/__init__.py")}
 
 
 @pytest.mark.parametrize("name", KEEPS)

@@ -9,6 +9,7 @@ model, no sleeping.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -126,6 +127,8 @@ class FakeExecutor:
 
 def run_job(world: World, job: MeasureJob) -> tuple[MeasureResult, float]:
     """The answer and the seconds that it takes."""
+    if not job.requests:
+        return MeasureResult(job_id=job.job_id, status="error", reason="no requests"), 0.0
     for name, config in job.configs.items():
         status = world.status(config) if name != STOCK else "ok"
         if status == "hang":
@@ -142,7 +145,7 @@ def run_job(world: World, job: MeasureJob) -> tuple[MeasureResult, float]:
     for unit, group in enumerate(groups):
         for repeat in range(job.repeats):
             for name, config in job.configs.items():
-                seconds = _seconds(world, config, name, group, job.job_id, repeat)
+                seconds = _seconds(world, config, name, group, job.job_id, repeat, job.concurrency)
                 total += seconds
                 lists[name].append(seconds)
                 timings.append(_timing(world, config, name, group, unit, repeat, seconds))
@@ -159,7 +162,6 @@ def run_job(world: World, job: MeasureJob) -> tuple[MeasureResult, float]:
         timings=tuple(timings),
         outputs=tuple(outputs),
         margin_noise=0.01,
-        stock_tie_rate=0.0,
         stock_positions=total_tokens(outputs),
         stopped_early=stopped and unit + 1 < len(groups),
         worker="fake",
@@ -185,8 +187,11 @@ def _seconds(
     group: Sequence[Request],
     job_id: str,
     repeat: int,
+    concurrency: int,
 ) -> float:
-    base = world.pace(world.now_s) * world.stock_s * (0.8 + 0.4 * (group[0].prompt_ids[0] % 7) / 6)
+    batches = math.ceil(len(group) / concurrency)  # a batch of requests takes as long as one
+    each_s = world.stock_s * (0.8 + 0.4 * (group[0].prompt_ids[0] % 7) / 6)
+    base = batches * world.pace(world.now_s) * each_s
     speed = 1.0 if name == STOCK else world.speed(config)
     ids = ",".join(request.request_id for request in group)
     rng = random.Random(f"{world.seed}/{job_id}/{ids}/{name}/{repeat}")

@@ -19,9 +19,10 @@ from draftsmith.engine.decode import DecodeLoop, prefill
 from draftsmith.engine.drafters.draft_model import DraftModelDrafter
 from draftsmith.engine.drafters.early_exit import EarlyExitDrafter
 from draftsmith.engine.model import decoder
+from draftsmith.engine.model.fused import FusedLayers
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.trees.tree import DraftTree
-from draftsmith.engine.types import RowBatch, SlotView
+from draftsmith.engine.types import Hidden, RowBatch, SlotView
 from draftsmith.engine.verify import Verdict
 from draftsmith.kernels.gather_cache import gather_cache
 from draftsmith.kernels.tree_attention import tree_attention
@@ -289,7 +290,21 @@ def window_of_drafts(patch: pytest.MonkeyPatch) -> None:
             window -= 1
         return tree_attention(q, *args, window=window, **kwargs)
 
+    original = FusedLayers.forward
+
+    def forward(self: FusedLayers, rows: RowBatch, *args: Any) -> Hidden:
+        layers = [layer for layer in self._layers._table if layer.window]
+        change = int(rows.token_ids.shape[1] > 1)
+        for layer in layers:
+            layer.window -= change
+        try:
+            return original(self, rows, *args)
+        finally:
+            for layer in layers:
+                layer.window += change
+
     patch.setattr(decoder, "tree_attention", attention)
+    patch.setattr(FusedLayers, "forward", forward)
 
 
 def exit_rows_committed(patch: pytest.MonkeyPatch) -> None:

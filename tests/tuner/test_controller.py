@@ -164,18 +164,26 @@ def test_the_budget_holds_and_the_confirmation_keeps_its_share(bench: Bench) -> 
     assert result.verdict == "winner"
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize(
+    ("num_workers", "turns", "concurrency", "stock_s"),
+    [(1, 1, 1, 1.0), (2, 1, 1, 1.0), (1, 2, 1, 1.0), (2, 2, 1, 1.0), (4, 1, 4, 3.0)],
+)
 def test_a_machine_that_slows_down_gets_fewer_prompts_and_keeps_the_budget(
-    bench: Bench, num_workers: int, turns: int
+    bench: Bench, num_workers: int, turns: int, concurrency: int, stock_s: float
 ) -> None:
     """Stock takes six times longer as soon as the pilot has set the plan."""
-    world = World(speed=suffix_pays, pace=lambda now: 6.0 if now > 1004 else 1.0)
-    shape = {"num_tuning": 60, "num_heldout": 60, "num_workers": num_workers, "turns": turns}
+    pilot_s = 4 * stock_s
+    world = World(
+        speed=suffix_pays,
+        stock_s=stock_s,
+        pace=lambda now: 6.0 if now > 1000 + pilot_s else 1.0,
+    )
+    shape = {"num_tuning": 120, "num_heldout": 120, "num_workers": num_workers}
+    shape |= {"turns": turns, "concurrency": concurrency}
     start = world.now_s
     result = bench.run(world, budget_s=500, max_trials=None, **shape)
     assert world.now_s - start <= 500 * 1.05
-    assert 4 <= result.prompts["heldout"] < 60 * turns
+    assert 4 <= result.prompts["heldout"] < 120 * turns
     assert result.seconds_by_phase["explore"] > 0 and result.seconds_by_phase["confirm"] > 0
     again = bench.run(world, budget_s=500, max_trials=None, resume=result.run, **shape)
     assert again.prompts == result.prompts and again.verdict == result.verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,29 @@ def test_a_second_driver_stays_out_while_the_first_lives(bench: Bench) -> None:
     world.kill_at = None
     with pytest.raises(RunBusyError):
         bench.run(world, **SMALL)
+
+
+@pytest.mark.parametrize("kill_at", [4, 6, 10, 14])
+def test_a_kill_between_rounds_changes_neither_the_prompts_nor_the_reserve(
+    tmp_path: Path, kill_at: int
+) -> None:
+    """The plan is the pilot's: a resumed driver does not cut it to what is left by then."""
+    shape = {"budget_s": 240.0, "max_trials": None, "num_tuning": 48, "num_heldout": 24}
+    results = []
+    for name, kill in (("whole", None), ("killed", kill_at)):
+        (tmp_path / name).mkdir()
+        bench = Bench(tmp_path / name)
+        world = World(speed=speed, stock_s=2.0, kill_at=kill)
+        start = world.now_s
+        results.append(bench.run_killed(world, **shape))
+        dead_s = 1000.0 if kill else 0.0
+        assert world.now_s - start - dead_s <= 240.0 * 1.1
+        bench.close()
+    whole, killed = results
+    assert killed.resumed
+    assert killed.prompts["heldout"] <= whole.prompts["heldout"]
+    assert killed.prompts["heldout"] >= whole.prompts["heldout"] - 2  # time of the lost chunk
+    assert killed.seconds_by_phase["confirm"] > 0
 
 
 def test_time_spent_before_a_kill_counts(bench: Bench) -> None:
