@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import draftsmith.kernels
+from draftsmith.engine.batch import causal_rows
 from draftsmith.kernels.backend import Backend, describe, use_backend
 from draftsmith.kernels.errors import KernelEnvironmentError
 from draftsmith.kernels.gather_cache import gather_cache
 from draftsmith.kernels.linear import linear
 from draftsmith.kernels.noise import gumbel_rows
 from draftsmith.kernels.tree_attention import tree_attention
+from tests.support.tinymodels import tiny_decoder
 
 ROWS = 17
 DTYPES = (torch.float32, torch.bfloat16)
@@ -63,7 +65,19 @@ def gather_keeps_rows() -> bool:
     return torch.equal(k[:, :, :, 4:7], wanted) and torch.equal(v[:, :, :, 4:7], wanted)
 
 
+def layers_keep_rows() -> bool:
+    model = tiny_decoder(hidden=48, intermediate_size=90)
+    cache = model.new_cache(num_slots=1, capacity=ROWS)
+    together = model.forward(causal_rows(0, range(ROWS), 0), cache).last
+    alone = []
+    for i in range(ROWS):
+        cache.lengths[0] = i
+        alone.append(model.forward(causal_rows(0, [i], i), cache).last)
+    return torch.equal(together, torch.cat(alone, dim=1))
+
+
 KEEPS: dict[str, Callable[[], bool]] = {
+    "decoder_layers": layers_keep_rows,
     "gather_cache": gather_keeps_rows,
     "linear": linear_keeps_rows,
     "noise": noise_keeps_rows,
