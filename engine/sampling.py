@@ -11,7 +11,7 @@ does not depend on the rows beside it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,8 @@ import torch
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.types import Sampling
 from draftsmith.kernels.noise import DRAFT, gumbel, uniform
+
+NUCLEUS_START = 256  # columns sorted first for top-p; eight times as many while they do not suffice
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +135,67 @@ def cut(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """min-p, then top-k, then top-p (of what is left) on one row of tempered logits: -inf outside
     the support. At equal logits the lower column stays.
     """
-    if sampling.min_p == 0.0 and sampling.top_k == 0 and sampling.top_p == 1.0:
+    kept = kept_columns(row, sampling)
+    if kept is None:
         return row
-    out = row.clone()
+    out = torch.full_like(row, -torch.inf)
+    out[kept] = row[kept]
+    return out
+
+
+def kept_columns(row: torch.Tensor, sampling: Sampling) -> torch.Tensor | None:
+    """The columns that the cuts leave, ascending; None when nothing is cut. Rows are never sorted
+    as a whole: a few hundred columns hold nearly all that top-k and top-p keep.
+    """
+    kept: torch.Tensor | None = None
     if sampling.min_p > 0.0:
         floor = row.max() + torch.log(torch.tensor(sampling.min_p, device=row.device))
-        out[out < floor] = -torch.inf
-    if sampling.top_k == 0 and sampling.top_p == 1.0:
-        return out
-    ordered, order = torch.sort(out, descending=True, stable=True)
-    keep = torch.ones_like(ordered, dtype=torch.bool)
-    if 0 < sampling.top_k < ordered.numel():
-        keep[sampling.top_k :] = False
-        ordered = ordered.masked_fill(~keep, -torch.inf)
+        kept = (row >= floor).nonzero().squeeze(-1)
+    if 0 < sampling.top_k < row.numel():
+        kept = _narrowed(row, kept, lambda values: _highest(values, sampling.top_k))
     if sampling.top_p < 1.0:
-        mass = torch.softmax(ordered.double(), dim=-1)
-        keep &= (mass.cumsum(-1) - mass) < sampling.top_p
-    out[order[~keep]] = -torch.inf
-    return out
+        kept = _narrowed(row, kept, lambda values: _nucleus(values, sampling.top_p))
+    return kept
+
+
+def _narrowed(
+    row: torch.Tensor,
+    kept: torch.Tensor | None,
+    choose_of: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    if kept is None:
+        return choose_of(row)
+    return kept[choose_of(row[kept])]
+
+
+def _descending(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Columns of the ``count`` highest values and of all that equal the last of them, highest
+    first, the lower column first among equals.
+    """
+    last = torch.topk(values, count).values[-1]
+    columns = (values >= last).nonzero().squeeze(-1)
+    return columns[torch.sort(values[columns], descending=True, stable=True).indices]
+
+
+def _highest(values: torch.Tensor, count: int) -> torch.Tensor:
+    if count >= values.numel():
+        return torch.arange(values.numel(), device=values.device)
+    return _descending(values, count)[:count].sort().values
+
+
+def _nucleus(values: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The fewest highest columns whose probabilities reach ``top_p``, ascending."""
+    wide = values.double()
+    highest = wide.max()
+    total = (wide - highest).exp().sum()
+    count = min(NUCLEUS_START, values.numel())
+    while True:
+        columns = _descending(values, count)
+        mass = (wide[columns] - highest).exp() / total
+        inside = (mass.cumsum(-1) - mass) < top_p
+        if count == values.numel() or not bool(inside.all()):
+            return columns[inside].sort().values
+        count = min(8 * count, values.numel())
 
 
 def tempered(
@@ -182,14 +227,17 @@ def scores_row(
     out = tempered(row, context, eos_ids, token_ids)
     if context.sampling.temperature == 0.0:
         return out
-    out = cut(out, context.sampling)
-    support = torch.isfinite(out).nonzero().squeeze(-1)
-    if support.numel() * 8 < out.numel():
-        ids = support if token_ids is None else token_ids[support]
-        result = torch.full_like(out, -torch.inf)
-        result[support] = out[support] + noise_of(context, 0, ids, row.device)
-        return result
-    return out + noise_of(context, out.numel(), token_ids, row.device)
+    kept = kept_columns(out, context.sampling)
+    if kept is None:
+        return out + noise_of(context, out.numel(), token_ids, row.device)
+    result = torch.full_like(out, -torch.inf)
+    ids = kept if token_ids is None else token_ids[kept]
+    if kept.numel() * 8 < out.numel():
+        noise = noise_of(context, 0, ids, row.device)
+    else:
+        noise = noise_of(context, out.numel(), token_ids, row.device)[kept]
+    result[kept] = out[kept] + noise
+    return result
 
 
 def scores(
@@ -215,6 +263,8 @@ def choose(
     logits: torch.Tensor, contexts: Sequence[RowContext], *, eos_ids: Sequence[int] = ()
 ) -> list[int]:
     """The chosen token of each row of ``[N, V]`` raw logits."""
+    if len(contexts) == 1:  # the usual case, without a copy of the row
+        return [int(scores_row(logits[0], contexts[0], eos_ids).argmax())]
     choices: list[int] = scores(logits, contexts, eos_ids=eos_ids).argmax(-1).tolist()
     return choices
 

@@ -124,7 +124,7 @@ class DecoderLayers:
         self._embedding = embedding
         self._layers = tuple(layers)
         self._code = _DTYPE_CODES[embedding.dtype]
-        self._table = (_Layer * len(layers))(*(_layer_row(layer) for layer in layers))
+        self._table = (_Layer * len(layers))(*(_Layer(*_layer_row(layer)) for layer in layers))
         self._model = _Model(
             ctypes.addressof(self._table),
             embedding.data_ptr(),
@@ -187,7 +187,7 @@ class DecoderLayers:
             *(captured[layer].data_ptr() if layer in captured else None for layer in layers)
         )
         tables = (_Rope * max(1, len(ropes)))(
-            *((cos.data_ptr(), sin.data_ptr(), cos.shape[-1]) for cos, sin in ropes)
+            *(_Rope(cos.data_ptr(), sin.data_ptr(), cos.shape[-1]) for cos, sin in ropes)
         )
         call = _Call(
             *(tokens.data_ptr(), places.data_ptr()),

@@ -4,6 +4,8 @@ other.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -73,6 +75,36 @@ def test_cuts_keep_the_tokens_they_should(fields: dict[str, float], kept: list[i
     row = torch.tensor([0.5, 0.25, 0.15, 0.10]).log()
     left = cut(row, Sampling(temperature=1.0, **fields))  # type: ignore[arg-type]
     assert torch.isfinite(left).nonzero().squeeze(-1).tolist() == kept
+
+
+def cut_by_sorting(row: torch.Tensor, s: Sampling) -> list[int]:
+    """The definition: everything sorted, in double precision."""
+    kept = list(range(len(row)))
+    values = row.double().tolist()
+    if s.min_p > 0:
+        kept = [i for i in kept if row[i] >= row.max() + torch.tensor(s.min_p).log()]
+    kept.sort(key=lambda i: (-values[i], i))
+    if s.top_k:
+        kept = kept[: s.top_k]
+    if s.top_p < 1:
+        weights = (row[kept].double() - row.max().double()).exp()
+        before = (weights.cumsum(0) - weights) / weights.sum()
+        kept = [i for i, mass in zip(kept, before.tolist(), strict=True) if mass < s.top_p]
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("size", [7, 300, 5_000])
+@pytest.mark.parametrize("grid", [None, 0.5], ids=["distinct", "many ties"])
+@pytest.mark.parametrize("spread", [0.05, 1.0, 4.0])
+def test_cuts_equal_those_of_a_full_sort(size: int, grid: float | None, spread: float) -> None:
+    row = torch.randn(size, generator=torch.Generator().manual_seed(size)) * spread
+    row = row if grid is None else (row / grid).round() * grid
+    row[3] = -torch.inf  # banned by min_tokens
+    for min_p, top_k, top_p in product((0.0, 0.3), (0, 3, size - 2, size + 5), (0.1, 0.95, 1.0)):
+        sampling = Sampling(temperature=1.0, min_p=min_p, top_k=top_k, top_p=top_p)
+        wanted = [i for i in cut_by_sorting(row, sampling) if row[i] > -torch.inf]
+        left = torch.isfinite(cut(row, sampling)).nonzero().squeeze(-1).tolist()
+        assert left == wanted, sampling
 
 
 def test_cuts_keep_the_lower_ids_among_equals() -> None:
