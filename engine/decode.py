@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from draftsmith.engine.batch import Running, WaitingLine, causal_rows, real_rows, verify_rows
+from draftsmith.engine.budget import DraftBudget
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.drafters.drafter import Drafter
 from draftsmith.engine.model.model import Model
@@ -24,7 +25,8 @@ class DecodeLoop:
     """Runs requests over ``cache.num_slots`` slots with continuous admission, first come, first
     served.
 
-    ``max_nodes`` caps the drafted nodes of a request's step; ``max_depth`` a chain's length.
+    ``max_nodes`` caps the drafted nodes of a request's step; within that ``budget``, where there is
+    one, decides.
     Between steps the cache holds every committed token but the newest (the root of the next draft).
     """
 
@@ -40,6 +42,7 @@ class DecodeLoop:
         max_nodes: int = 0,
         chain: bool = True,
         capture_margins: bool = False,
+        budget: DraftBudget | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -50,6 +53,7 @@ class DecodeLoop:
         self._max_nodes = max_nodes
         self._chain = chain
         self._capture_margins = capture_margins
+        self._planner = budget
         self._eos = model.info.eos_token_ids
         self.num_forwards = 0
 
@@ -89,6 +93,8 @@ class DecodeLoop:
         one = Running(request, slot, rule, list(request.prompt_ids), admitted)
         if self._drafter is not None:
             self._drafter.reset(slot)
+        if self._planner is not None:
+            self._planner.admit(slot)
         return one
 
     def _prefill(self, one: Running) -> None:
@@ -101,7 +107,9 @@ class DecodeLoop:
         one.prefilled_s = self._clock.now()
 
     def _step(self, running: list[Running]) -> None:
+        begin_s = self._clock.now() if self._planner is not None else 0.0
         trees = self._propose(running)
+        drafted_s = self._clock.now() if self._planner is not None else 0.0
         rows = verify_rows(running, trees)
         for one, width in zip(running, rows.widths, strict=True):
             self._cache.require(one.slot, width)
@@ -109,12 +117,19 @@ class DecodeLoop:
         self.num_forwards += 1
         logits = self._model.head(real_rows(hidden.last, rows.widths))
         verdicts = self._judge(logits, rows.widths, running, trees)
+        if self._planner is not None:
+            self._planner.learn_draft(sum(len(tree) for tree in trees), drafted_s - begin_s)
+            self._planner.learn_step(sum(rows.widths), self._clock.now() - drafted_s)
+            for one, tree, verdict in zip(running, trees, verdicts, strict=True):
+                self._planner.learn_outcome(one.slot, len(tree), len(verdict.path))
         self._commit(running, trees, verdicts, logits, rows.widths)
 
     def _propose(self, running: list[Running]) -> list[DraftTree]:
         if self._drafter is None:
             return [EMPTY] * len(running)
         budgets = [self._budget(one) for one in running]
+        if self._planner is not None:
+            budgets = self._planner.plan([one.slot for one in running], budgets)
         asked = [i for i, budget in enumerate(budgets) if budget > 0]
         trees = [EMPTY] * len(running)
         if asked:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from draftsmith.engine.budget import DraftBudget
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.decode import DecodeLoop
 from draftsmith.engine.drafters.drafter import Drafter, DrafterContext
@@ -39,6 +40,7 @@ class Outcome:
 class _Session:
     cache: KVCache
     drafter: Drafter | None
+    budget: DraftBudget | None = None
 
 
 class NativeEngine:
@@ -99,6 +101,7 @@ class NativeEngine:
             max_nodes=max_nodes(config),
             chain=config.tree == "chain",
             capture_margins=capture_margins,
+            budget=session.budget,
         )
         begin = clock.now()
         completions = loop.run(requests)
@@ -162,7 +165,10 @@ class NativeEngine:
             suffix_store=inputs.suffix_store,
             rank_acceptance=inputs.rank_acceptance,
         )
-        session = _Session(cache, make_drafter(config, context))
+        budget = (
+            DraftBudget(chain=config.tree == "chain") if config.draft_budget == "gain" else None
+        )
+        session = _Session(cache, make_drafter(config, context), budget)
         if references is None:
             self._sessions[key] = session
             if len(self._sessions) > RESIDENT_SESSIONS:

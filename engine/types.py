@@ -10,6 +10,7 @@ import torch
 
 StopReason = Literal["stop_token", "stop_string", "length"]
 TreeShape = Literal["chain", "static", "dynamic"]
+Budget = Literal["fixed", "gain"]
 Verifier = Literal["coupled", "rejection", "block"]
 
 
@@ -64,6 +65,7 @@ class SpecConfig:
     script_right: int = 0  # scripted mixed: right tokens before the wrong one
     draft_model: str | None = None  # draft_model: folder of the drafter's checkpoint
     verifier: Verifier = "coupled"
+    draft_budget: Budget = "fixed"  # gain: as many draft tokens as pay at the measured step times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

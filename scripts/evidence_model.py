@@ -47,6 +47,7 @@ def configurations(num_layers: int, vocab_size: int) -> dict[str, SpecConfig]:
     branches = {"tree": "static", "branching": (3, 2, 1), "block_size": 3}
     return {
         "ngram chain": SpecConfig(drafter="ngram", block_size=5),
+        "ngram chain by gain": SpecConfig(drafter="ngram", block_size=8, draft_budget="gain"),
         "suffix chain": suffix,
         "suffix dynamic tree": replace(suffix, tree="dynamic", tree_budget=12),
         "recycle chain": recycle,

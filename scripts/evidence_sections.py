@@ -16,8 +16,8 @@ class Sizes:
     target: str = "smollm2"
     parity_prompts: int = 40
     parity_tokens: int = 128
-    lossless_prompts: int = 12
-    lossless_tokens: int = 64
+    lossless_prompts: int = 8
+    lossless_tokens: int = 48
     outputs: int = 200
     kills: int = 20
     tune: tuple[str, ...] = ("--budget", "10m")

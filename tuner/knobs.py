@@ -35,6 +35,7 @@ FIXABLE = (  # knobs that a deployment may hold at one value
     "skip_layers",
     "draft_vocab",
     "stop_threshold",
+    "draft_budget",
 )
 
 
@@ -216,6 +217,12 @@ KNOBS: dict[str, Knob] = {
             kind="choice",
             choices=("coupled", "rejection", "block"),
             help="at T > 0: coupled is token-exact, the others exact in distribution",
+        ),
+        Knob(
+            name="draft_budget",
+            kind="choice",
+            choices=("fixed", "gain"),
+            help="fixed: draft as much as block and tree allow; gain: as much as pays right now",
         ),
         Knob(
             name="accept_p",

@@ -90,6 +90,7 @@ def suggest(trial: Trial, family: str, facts: SpaceFacts) -> SpecConfig:
         )
     if family in TREES_OF:
         values.update(_tree(trial, family, facts))
+    values["draft_budget"] = trial.suggest_categorical(f"{family}.draft_budget", ("fixed", "gain"))
     return normalise(SpecConfig(**values), facts)
 
 

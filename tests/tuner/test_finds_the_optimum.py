@@ -108,7 +108,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         workload=WorkloadSpec(path=str(checkpoint / "prompts.jsonl")),
         drafters=("early_exit",),
         regime=Regime(sampling=Sampling(max_tokens=OUTPUT_TOKENS)),
-        fixed={"tree": "chain", "stop_threshold": 0.0, "skip_layers": ()},
+        fixed={"tree": "chain", "stop_threshold": 0.0, "skip_layers": (), "draft_budget": "fixed"},
         effort=Effort(budget_s=300.0, max_trials=MAX_TRIALS, seed=1),
     )
     material = load_material(deployment)

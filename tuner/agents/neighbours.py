@@ -81,6 +81,8 @@ class NeighbourAgent:
                     yield replace(leader, **{name: moved})
             if is_read(KNOBS["draft_vocab"], leader):
                 yield from _along(leader, draft_vocab_grid(self._facts), step)
+        for budget in KNOBS["draft_budget"].choices:
+            yield replace(leader, draft_budget=budget)
         if is_read(KNOBS["stop_threshold"], leader):
             for threshold in _THRESHOLDS:
                 yield replace(leader, stop_threshold=threshold)

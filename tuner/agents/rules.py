@@ -55,9 +55,15 @@ def _ngram(facts: SpaceFacts) -> list[tuple[SpecConfig, str]]:
             "waste few verified rows",
         ),
         (
-            SpecConfig(drafter="ngram", block_size=_block(facts, 10), match_min=1, match_max=3),
-            "prompt lookup's published setting (longest match 3, ten tokens): for texts that copy "
-            "long spans of their prompt",
+            SpecConfig(
+                drafter="ngram",
+                block_size=_block(facts, 10),
+                match_min=1,
+                match_max=3,
+                draft_budget="gain",
+            ),
+            "prompt lookup's published setting (longest match 3, ten tokens) for texts that copy "
+            "long spans of their prompt, cut to what pays where they do not",
         ),
     ]
 
@@ -82,8 +88,9 @@ def _suffix(facts: SpaceFacts) -> list[tuple[SpecConfig, str]]:
                 match_max=24,
                 spec_factor=1.0,
                 min_token_prob=0.1,
+                draft_budget="gain",
             ),
-            "suffix decoding's published depth, factor and probability",
+            "suffix decoding's published depth, factor and probability, cut to what pays",
         ),
     ]
 
