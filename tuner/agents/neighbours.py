@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import get_args
 
-from draftsmith.engine.types import SpecConfig
+from draftsmith.engine.types import Budget, SpecConfig
 from draftsmith.tuner.agents.agent import Lesson, Proposal, View
 from draftsmith.tuner.knobs import KNOBS, SpaceFacts, high_limit, is_read
 from draftsmith.tuner.parameters import NotExpressibleError, draft_vocab_grid, parameters_of
@@ -81,7 +82,7 @@ class NeighbourAgent:
                     yield replace(leader, **{name: moved})
             if is_read(KNOBS["draft_vocab"], leader):
                 yield from _along(leader, draft_vocab_grid(self._facts), step)
-        for budget in KNOBS["draft_budget"].choices:
+        for budget in get_args(Budget):
             yield replace(leader, draft_budget=budget)
         if is_read(KNOBS["stop_threshold"], leader):
             for threshold in _THRESHOLDS:
