@@ -89,6 +89,22 @@ class UnitTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RivalTurn:
+    """One timed unit of another engine, on its own clock. ``prefill_s``: seconds until the first
+    token, summed over what it ran one after another; None where it does not tell.
+    """
+
+    rival: str
+    unit: int
+    repeat: int
+    request_ids: tuple[str, ...]
+    category: str
+    seconds: float
+    prefill_s: float | None
+    token_ids: tuple[tuple[int, ...], ...]  # a request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRecord:
     """One output and its verdict. ``position`` and ``margin`` describe the worst mismatch, if any.
     ``accepted_by_position[i]`` counts steps that accepted at least i + 1 draft tokens.
@@ -118,6 +134,7 @@ class MeasureResult:
     reason: str = ""
     timings: tuple[UnitTiming, ...] = ()
     outputs: tuple[OutputRecord, ...] = ()
+    rival_turns: tuple[RivalTurn, ...] = ()
     margin_noise: float | None = None
     stock_ties: int = 0  # as measured in this job, for later ``MeasureJob.stock_ties``
     stock_positions: int = 0

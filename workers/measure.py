@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from draftsmith.engine.timing import Clock, MonotonicClock
 from draftsmith.workers.errors import WorkerError, WorkerInputError
 from draftsmith.workers.judging import Judge
 from draftsmith.workers.memory import free_memory, is_out_of_memory
-from draftsmith.workers.timed_run import Progress, TimedRun
+from draftsmith.workers.timed_run import Progress, Rival, TimedRun
 
 RESIDENT_TARGETS = 1
 RESIDENT_DRAFT_MODELS = 2
@@ -49,15 +49,22 @@ class Measurer:
     """Holds the loaded target between jobs; everything else starts afresh with each job, so that
     no job's result depends on the jobs before it (cases.md B1, B29).
 
-    ``load`` and ``clock`` are replaceable for tests; the clock is else the device's own.
+    ``load`` and ``clock`` are replaceable for tests; the clock is else the device's own. ``rivals``
+    are other engines that take their turns in every job; they are the caller's to open and close.
     """
 
     def __init__(
-        self, worker: str = "", *, load: Loader = load_target, clock: Clock | None = None
+        self,
+        worker: str = "",
+        *,
+        load: Loader = load_target,
+        clock: Clock | None = None,
+        rivals: Mapping[str, Rival] | None = None,
     ) -> None:
         self._worker = worker
         self._load = load
         self._clock = clock
+        self._rivals = rivals
         self._residents: OrderedDict[TargetRef, _Resident] = OrderedDict()
         self._draft_models: OrderedDict[TargetRef, Model] = OrderedDict()
 
@@ -94,6 +101,7 @@ class Measurer:
             reason=ended.reason,
             timings=tuple(progress.timings),
             outputs=tuple(found.records),
+            rival_turns=tuple(progress.rival_turns),
             margin_noise=found.margin_noise,
             stock_ties=found.stock_ties,
             stock_positions=found.stock_positions,
@@ -128,7 +136,7 @@ class Measurer:
             progress.findings = judge.findings
             resident.engine.forget()
             try:
-                TimedRun(job, resident.engine, progress, check).execute()
+                TimedRun(job, resident.engine, progress, check, self._rivals).execute()
                 judge.judge_all(progress.outputs)
             except _StoppedError as stop:
                 judge.keep_exact(progress.outputs)
@@ -172,9 +180,9 @@ class Measurer:
         return self._draft_models[ref]
 
 
-def make_measurer(worker: str) -> Measurer:
+def make_measurer(worker: str, rivals: Mapping[str, Rival] | None = None) -> Measurer:
     """The default runner of the executors."""
-    return Measurer(worker)
+    return Measurer(worker, rivals=rivals)
 
 
 def _check_job(job: MeasureJob) -> None:

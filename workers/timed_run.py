@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from draftsmith.engine.job import STOCK, MeasureJob, UnitTiming
+from draftsmith.engine.job import STOCK, MeasureJob, RivalTurn, UnitTiming
 from draftsmith.engine.native import NativeEngine, Outcome, rows_needed
 from draftsmith.engine.timing import losing
 from draftsmith.engine.types import Request, SpecConfig
@@ -19,11 +20,28 @@ MIN_UNITS_TO_STOP = 3
 STOP_CONFIDENCE = 0.99  # looked at after every unit, hence stricter than the final 0.95
 
 
+class RivalOutput(NamedTuple):
+    """Outputs in request order; ``prefill_s`` is None where the engine does not tell."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    seconds: float
+    prefill_s: float | None
+
+
+class Rival(Protocol):
+    """Another engine, timed in the same rotation on the same prompts; never judged."""
+
+    def run(self, requests: Sequence[Request], stop_ids: Sequence[int]) -> RivalOutput | None:
+        """Called once a turn, nothing else being timed meanwhile. None once it has failed."""
+        ...
+
+
 @dataclass(slots=True)
 class Progress:
     """What a job has measured so far; whole units only, so that timings always pair up."""
 
     timings: list[UnitTiming] = field(default_factory=list)
+    rival_turns: list[RivalTurn] = field(default_factory=list)
     outputs: Outputs = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
@@ -39,12 +57,14 @@ class TimedRun:
         engine: NativeEngine,
         progress: Progress,
         check: Callable[[], None],
+        rivals: Mapping[str, Rival] | None = None,
     ) -> None:
         self._job = job
         self._engine = engine
         self._progress = progress
         self._check = check
         self._units = split_units(job.requests, job.concurrency)
+        self._rivals = dict(rivals or {})
         self._names = tuple(job.configs)
         needed = max((rows_needed(request) for request in job.requests), default=0)
         self._capacity = max(needed, job.target.cache_capacity or 0)
@@ -76,6 +96,10 @@ class TimedRun:
                 self._know_references(self._job.requests)
             if self._job.warmup_tokens > 0:
                 self._run(name, requests)
+        for rival in self._rivals.values():
+            self._check()
+            if self._job.warmup_tokens > 0:
+                rival.run(requests, self._stop_ids(requests))
 
     def _know_references(self, requests: tuple[Request, ...]) -> None:
         """Stock's outputs for the scripted drafter, where the job does not bring them."""
@@ -86,16 +110,28 @@ class TimedRun:
 
     def _time_unit(self, unit: Unit, repeat: int) -> None:
         timings: list[UnitTiming] = []
+        turns: list[RivalTurn] = []
         outcomes: dict[str, Outcome] = {}
         with _gc_paused():
-            for name in turn_order(self._names, unit.index + repeat):
+            for name in turn_order((*self._names, *self._rivals), unit.index + repeat):
+                if name in self._rivals:
+                    output = self._rivals[name].run(unit.requests, self._stop_ids(unit.requests))
+                    turns += [] if output is None else [_turn(name, unit, repeat, output)]
+                    continue
                 outcomes[name] = self._run(name, unit.requests)
                 timings.append(_timing(name, unit, repeat, outcomes[name]))
         self._progress.timings.extend(timings)
+        self._progress.rival_turns.extend(turns)
         for name, outcome in outcomes.items():
             for completion in outcome.completions:
                 by_request = self._progress.outputs[name]
                 by_request.setdefault(completion.request_id, []).append(completion)
+
+    def _stop_ids(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Tokens that end an output, the same for all requests of a comparison."""
+        asked = requests[0].sampling
+        eos = () if asked.ignore_eos else self._engine.model.info.eos_token_ids
+        return tuple(dict.fromkeys((*eos, *asked.stop_token_ids)))
 
     def _run(self, name: str, requests: tuple[Request, ...]) -> Outcome:
         config = self._job.configs[name]
@@ -140,6 +176,19 @@ def _timing(name: str, unit: Unit, repeat: int, outcome: Outcome) -> UnitTiming:
         num_steps=len(steps),
         num_drafted=sum(step.drafted for step in steps),
         num_accepted=sum(step.accepted for step in steps),
+    )
+
+
+def _turn(name: str, unit: Unit, repeat: int, output: RivalOutput) -> RivalTurn:
+    return RivalTurn(
+        rival=name,
+        unit=unit.index,
+        repeat=repeat,
+        request_ids=unit.request_ids,
+        category=unit.category,
+        seconds=output.seconds,
+        prefill_s=output.prefill_s,
+        token_ids=output.token_ids,
     )
 
 

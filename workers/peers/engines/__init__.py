@@ -1,0 +1,1 @@
+"""What runs inside a peer's Python. Nothing here imports draftsmith, nor a neighbour."""
