@@ -57,7 +57,7 @@ class Running:
         for token in proposed:
             self.tokens.append(token)
             kept += 1
-            self.stop_reason = self.rule.check(self.output)
+            self.stop_reason = self.rule.check(self.tokens, self.prompt_len)
             if self.stop_reason is not None:
                 break
         accepted = min(kept, len(proposed) - 1)

@@ -35,16 +35,16 @@ class StopRule:
         )
         self._decoder = decoder
 
-    def check(self, output: Sequence[int]) -> StopReason | None:
-        """Reason to end after the last token of ``output``, judged as if no earlier token had ended
-        it.
+    def check(self, tokens: Sequence[int], start: int = 0) -> StopReason | None:
+        """Reason to end after the last token of the output ``tokens[start:]``, judged as if no
+        earlier token had ended it. The output is read as a whole for stop strings only.
         """
-        count = len(output)
+        count = len(tokens) - start
         if count >= self._sampling.min_tokens:
-            if output[-1] in self._stop_ids:
+            if tokens[-1] in self._stop_ids:
                 return "stop_token"
             if self._decoder is not None and self._sampling.stop_strings:
-                text = self._decoder.decode(list(output))
+                text = self._decoder.decode(list(tokens[start:]))
                 if any(stop in text for stop in self._sampling.stop_strings):
                     return "stop_string"
         return "length" if count >= self._sampling.max_tokens else None
