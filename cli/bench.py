@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from draftsmith.cli import options as opt
+from draftsmith.cli.bench_report import draw
 from draftsmith.cli.comparison import Plan, compare
 from draftsmith.cli.configs import Choice, override, read_knobs, resolve, sampling_of, target_of
 from draftsmith.cli.errors import CliInputError
-from draftsmith.cli.output import Output, draw_notes, ratio_text, table, with_note
+from draftsmith.cli.output import Output, with_note
+from draftsmith.cli.peers import peers_of
+from draftsmith.cli.step_report import measure_steps
 from draftsmith.cli.wiring import Placement, open_executor
-from draftsmith.engine.job import DraftInputs
-from draftsmith.engine.types import SpecConfig
+from draftsmith.engine.job import DraftInputs, TargetRef, unit_size
+from draftsmith.engine.types import Request, Sampling, SpecConfig
 from draftsmith.store.bundle import read_bundle
 from draftsmith.tuner.agents.rules import starting_points
 from draftsmith.tuner.deployment import FAMILIES, Deployment, Regime, WorkloadSpec
 from draftsmith.tuner.material import Material, load_material
 from draftsmith.tuner.space import config_text
+from draftsmith.workers.peers.catalogue import parse_peers
 
 EXAMPLES = """Examples:
 
@@ -27,7 +30,11 @@ draftsmith bench --target smollm2 --workload builtin --limit 12
 
 draftsmith bench --bundle runs/demo/ngram-1a2b3c4d --workload prompts.jsonl
 
-draftsmith bench --target ./my-model --workload prompts.jsonl --knobs '{"drafter": "ngram"}'"""
+draftsmith bench --target ./my-model --workload prompts.jsonl --knobs '{"drafter": "ngram"}'
+
+draftsmith bench --target smollm2 --workload builtin --peer transformers --steps
+
+draftsmith bench --target ./my-model --workload prompts.jsonl --peer vllm --peer-python vllm=PATH"""
 
 
 def bench(
@@ -41,6 +48,35 @@ def bench(
     limit: opt.LimitOption = None,
     skip_bad_rows: opt.SkipBadRowsOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each prompt runs.")] = 1,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            help="Another engine to time in turns with ours: transformers, llama-cpp-python or "
+            "vllm, with settings as in 'transformers:{\"prompt_lookup_num_tokens\": 10}'; "
+            "repeatable.",
+            metavar="NAME[:JSON]",
+            rich_help_panel="Peers",
+        ),
+    ] = None,
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer-python",
+            help="The Python that has a peer; else the one that runs draftsmith. Repeatable.",
+            metavar="NAME=PATH",
+            rich_help_panel="Peers",
+        ),
+    ] = None,
+    peer_timeout: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Seconds for one answer of a peer, loading too.", rich_help_panel="Peers"
+        ),
+    ] = 600.0,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Also time a verify step by rows, and its parts.")
+    ] = False,
     draft_model: opt.DraftModelOption = None,
     concurrency: opt.ConcurrencyOption = None,
     max_tokens: opt.MaxTokensOption = None,
@@ -56,8 +92,10 @@ def bench(
 ) -> None:
     """Compare stock with a bundle, with --knobs, or else with one configuration of each drafter.
 
-    Conversations are measured on their first turn. Only times of equal outputs count.
+    Conversations are measured on their first turn. Only times of equal outputs count. Peers answer
+    the same prompts, greedily; each is stopped while another is timed.
     """
+    specs = parse_peers(peer or [], peer_python or [])
     choice: Choice = read_bundle(bundle) if bundle is not None else {}
     flags = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
     flags |= {"top_p": top_p, "min_p": min_p, "seed": seed}
@@ -65,31 +103,58 @@ def bench(
     ref = placement.apply(target_of(choice))
     if workload is None:
         raise CliInputError("--workload is missing: give a file of prompts, or builtin")
+    prompts = WorkloadSpec(path=workload, limit=limit, skip_bad_rows=bool(skip_bad_rows))
+    sampling = override(sampling_of(choice), flags)
+    material = _material(ref, prompts, draft_model, sampling)
     concurrency = concurrency or _concurrency(choice)
-    deployment = Deployment(
-        target=ref,
-        workload=WorkloadSpec(path=workload, limit=limit, skip_bad_rows=bool(skip_bad_rows)),
-        drafters=FAMILIES if draft_model else tuple(f for f in FAMILIES if f != "draft_model"),
-        draft_model=draft_model,
-        regime=Regime(concurrency=concurrency, sampling=override(sampling_of(choice), flags)),
-    )
-    material = load_material(deployment)
-    asked = (material.request(prompt, 0, {}) for prompt in material.tuning + material.heldout)
-    requests = [request for request in asked if request is not None]
+    requests = _requests(material, concurrency)
     configs, inputs = _configs(material, choice, knobs or [])
     if not inputs.draft_vocab_ids:
         inputs = DraftInputs(draft_vocab_ids=material.ranking(requests, {}))
-    plan = Plan(
-        target=ref,
-        requests=requests,
-        configs=configs,
-        inputs=inputs,
-        concurrency=concurrency,
-        repeats=repeats,
+    with peers_of(specs, ref, requests, concurrency, peer_timeout) as peers:
+        plan = Plan(
+            target=ref,
+            requests=requests,
+            configs=configs,
+            inputs=inputs,
+            concurrency=concurrency,
+            repeats=repeats,
+            peers=peers,
+        )
+        with open_executor(ref.device, in_process=True, rivals=peers) as executor:
+            document = with_note(compare(plan, executor), material.skipped_note)
+    if steps:
+        document["steps"] = measure_steps(ref, requests, configs, inputs)
+    Output(as_json).report(document, lambda console: draw(console, document))
+
+
+def _material(
+    ref: TargetRef, prompts: WorkloadSpec, draft_model: str | None, sampling: Sampling
+) -> Material:
+    """All prompts of the workload: nothing is held out here, so the parts may be of any size."""
+    return load_material(
+        Deployment(
+            target=ref,
+            workload=prompts,
+            drafters=FAMILIES if draft_model else tuple(f for f in FAMILIES if f != "draft_model"),
+            draft_model=draft_model,
+            regime=Regime(sampling=sampling),
+        )
     )
-    with open_executor(ref.device, in_process=True) as executor:
-        document = with_note(compare(plan, executor), material.skipped_note)
-    Output(as_json).report(document, lambda console: _draw(console, document))
+
+
+def _requests(material: Material, concurrency: int) -> list[Request]:
+    """First turns; CliInputError when they are fewer than two timed groups at the concurrency."""
+    asked = (material.request(prompt, 0, {}) for prompt in material.tuning + material.heldout)
+    requests = [request for request in asked if request is not None]
+    needed = 2 if concurrency == 1 else unit_size(concurrency) + concurrency
+    if len(requests) < needed:
+        raise CliInputError(
+            f"the workload gives {len(requests)} prompts: at concurrency {concurrency} at least "
+            f"{needed} are needed, two groups of requests; raise --limit, add prompts, or lower "
+            "--concurrency"
+        )
+    return requests
 
 
 def _configs(
@@ -114,44 +179,3 @@ def _configs(
 
 def _concurrency(choice: Choice) -> int:
     return 1 if isinstance(choice, dict) else int(choice.parts.evidence.get("concurrency", 1))
-
-
-def _draw(console: Console, document: dict[str, Any]) -> None:
-    rows: list[tuple[object, ...]] = [
-        ("stock", f"{document['stock_tokens_per_s']:.1f}", "1.00x", "1.00x", "1.00", "")
-    ]
-    for row in document["configurations"]:
-        per_step = row["tokens_per_step"]
-        judged = (
-            f"{row['num_exact']} exact, {row['num_ties']} ties, {row['num_divergent']} divergent"
-        )
-        rows.append(
-            (
-                row["config_text"],
-                "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.1f}",
-                _ratio(row["ratio"]),
-                _ratio(row["decode_ratio"]),
-                "-" if per_step is None else f"{per_step:.2f}",
-                judged if row["lossless"] else f"LOSSY: {judged}; {row['divergence']}",
-            )
-        )
-    columns = (
-        "configuration",
-        ">tokens/s",
-        ">over stock (95 %)",
-        ">decode only",
-        ">tokens/step",
-        "outputs",
-    )
-    console.print(table(columns, rows))
-    console.print(
-        f"{document['num_prompts']} prompts, {document['concurrency']} together, "
-        f"{document['repeats']} times, interleaved with stock"
-    )
-    draw_notes(console, document)
-
-
-def _ratio(interval: dict[str, Any] | None) -> str:
-    if interval is None:
-        return "-"
-    return ratio_text(interval["ratio"], interval["low"], interval["high"])

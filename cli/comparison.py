@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftsmith.cli.errors import CliEnvironmentError
+from draftsmith.cli.peers import native_turns, peer_rows, speeds
 from draftsmith.cli.progress import counted
-from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob, MeasureResult, TargetRef
+from draftsmith.engine.job import (
+    STOCK,
+    DraftInputs,
+    MeasureJob,
+    MeasureResult,
+    TargetRef,
+    unit_size,
+)
 from draftsmith.engine.types import Request, SpecConfig
 from draftsmith.tuner.allotment import in_pieces
 from draftsmith.tuner.evidence import Evidence, StockRecord, collect
@@ -16,13 +24,16 @@ from draftsmith.tuner.executor import Executor
 from draftsmith.tuner.objective import decode_only, ratio_interval
 from draftsmith.tuner.result import Interval
 from draftsmith.tuner.space import config_json, config_text
+from draftsmith.workers.peers.peer import Peer
 
-CHUNK_UNITS = 4  # requests a job, in concurrencies: how often progress moves
+CHUNK_UNITS = 4  # timed units of a job at least: how often progress moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which requests run, under which configurations (stock apart), how often."""
+    """Which requests run, under which configurations (stock apart) and beside which peers (the
+    executor's rivals), how often.
+    """
 
     target: TargetRef
     requests: Sequence[Request]
@@ -30,18 +41,28 @@ class Plan:
     inputs: DraftInputs
     concurrency: int
     repeats: int
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+
+    @property
+    def num_units(self) -> int:
+        """Timed units of a job: a multiple of those who take turns, so that each is first (second
+        ...) equally often.
+        """
+        turns = 1 + len(self.configs) + len(self.peers)
+        return turns * -(-CHUNK_UNITS // turns)
 
 
 def compare(plan: Plan, executor: Executor) -> dict[str, Any]:
-    """Measure the plan; stock's row and one a configuration, as JSON."""
+    """Measure the plan; stock's row, one a configuration and one a peer, as JSON."""
     evidence = {name: Evidence() for name in plan.configs}
-    stock_s = stock_tokens = 0.0
-    first: MeasureResult | None = None  # stock's own noise is measured there
-    size = CHUNK_UNITS * plan.concurrency
+    results: list[MeasureResult] = []  # stock's own noise is measured in the first
+    size = plan.num_units * unit_size(plan.concurrency)
     chunks = in_pieces(plan.requests, size, plan.concurrency)
     with counted("measuring", len(chunks)) as step:
         for number, chunk in enumerate(chunks):
+            first = results[0] if results else None
             result = _measure(plan, executor, number, chunk, first)
+            results.append(result)
             first = first or result
             record = StockRecord(
                 references={o.request_id: o.token_ids for o in result.outputs if o.config == STOCK},
@@ -56,19 +77,22 @@ def compare(plan: Plan, executor: Executor) -> dict[str, Any]:
                     record,
                     peak_memory_bytes=result.peak_memory_bytes.get(name),
                 )
-            stock = [timing for timing in result.timings if timing.config == STOCK]
-            stock_s += sum(timing.seconds for timing in stock)
-            stock_tokens += sum(timing.num_tokens for timing in stock)
             step()
+    turns = native_turns(results)
+    rows = [_row(name, plan.configs[name], found) for name, found in evidence.items()]
+    lossy = [row["name"] for row in rows if not row["lossless"]]
     return {
         "target": asdict(plan.target),
         "num_prompts": len(plan.requests),
         "concurrency": plan.concurrency,
         "repeats": plan.repeats,
-        "stock_tokens_per_s": stock_tokens / stock_s,
+        "stock_tokens_per_s": speeds(turns[STOCK])["tokens_per_s"],
+        "stock": speeds(turns[STOCK]),
         "configurations": [
-            _row(name, plan.configs[name], found) for name, found in evidence.items()
+            {**row, "decode_tokens_per_s": speeds(turns[row["name"]])["decode_tokens_per_s"]}
+            for row in rows
         ],
+        "peers": peer_rows(results, plan.peers, lossy),
     }
 
 

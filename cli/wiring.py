@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from draftsmith.workers.inprocess import InProcessExecutor
 from draftsmith.workers.measure import make_measurer
 from draftsmith.workers.pool import RayExecutor
 from draftsmith.workers.resources import WorkerRequest, device_kind
+from draftsmith.workers.timed_run import Rival
 
 LOCAL = "local"
 
@@ -97,15 +98,22 @@ def load_engine(ref: TargetRef) -> Running:
 
 
 @contextmanager
-def open_executor(device: str, *, in_process: bool, ray_address: str = LOCAL) -> Iterator[Executor]:
+def open_executor(
+    device: str,
+    *,
+    in_process: bool,
+    ray_address: str = LOCAL,
+    rivals: Mapping[str, Rival] | None = None,
+) -> Iterator[Executor]:
     """Whatever measures: this process, a Ray cluster of our own, or the one at an address. Closed
-    at the end of the block, with nothing left behind.
+    at the end of the block, with nothing left behind. ``rivals``, other engines timed in turns with
+    ours, are for this process only.
     """
     if ray_address == LOCAL:
         resolve_device(device)  # refused here rather than by every job
     executor: Executor
     if in_process:
-        executor = InProcessExecutor(make_measurer("local"))
+        executor = InProcessExecutor(make_measurer("local", rivals))
     else:
         kind = device_kind(device)
         cluster = ClusterConfig(
