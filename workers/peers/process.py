@@ -68,6 +68,11 @@ class PeerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and been reaped."""
+        return self._process.returncode is not None
+
     def ask(self, order: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """One order, its answer. PeerError after ``timeout_s`` seconds without one, at its death,
         for anything but a JSON object, and for an answer that holds an ``error``.
