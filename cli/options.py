@@ -37,7 +37,7 @@ DeviceOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="CPU threads of one worker.", rich_help_panel=_MACHINE),
+    typer.Option(min=1, max=1024, help="CPU threads of one worker.", rich_help_panel=_MACHINE),
 ]
 DraftModelOption = Annotated[
     str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from draftsmith.cli import options as opt
 from draftsmith.cli.environment import read_environment
-from draftsmith.cli.errors import CliInputError
+from draftsmith.cli.errors import CliEnvironmentError, CliInputError
 from draftsmith.cli.fixed import fixed_flags
 from draftsmith.cli.output import Output, draw_notes, with_note
 from draftsmith.cli.plan import draw_plan, make_plan
@@ -24,7 +25,7 @@ from draftsmith.tuner.controller import tune as run_tuner
 from draftsmith.tuner.deployment import FAMILIES
 from draftsmith.tuner.deployment_file import load_deployment
 from draftsmith.tuner.incumbent import read_incumbent
-from draftsmith.tuner.material import load_material
+from draftsmith.tuner.material import check_incumbent, load_material
 
 EXAMPLES = """Examples:
 
@@ -122,11 +123,19 @@ def tune(
     }
     if in_process and ray_address != LOCAL:
         raise CliInputError("--in-process runs without Ray: drop it, or drop --ray-address")
+    if run is not None and (not run or not resume):
+        raise CliInputError(
+            f"--run {run!r} goes on with a stored run: give its uuid (draftsmith show lists them) "
+            "without --fresh, or drop --run"
+        )
+    _check_out(out)
     deployment = load_deployment(config, flags)
     material = load_material(deployment)
     output = Output(as_json)
     if dry_run:
         known = read_incumbent(incumbent, material.facts) if incumbent else None
+        if known is not None:
+            check_incumbent(known.config, material)
         plan = with_note(make_plan(material, known), material.skipped_note)
         output.report(plan, lambda console: _draw_plan(console, plan))
         return
@@ -144,6 +153,19 @@ def tune(
                 result = run_tuner(deployment, repository, executor, options, progress)
     document = result.to_json()
     output.report(document, lambda console: draw_result(console, document))
+
+
+def _check_out(folder: Path) -> None:
+    """Refuse at once a folder that the bundle could not be written to at the end."""
+    place = folder.expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise CliInputError(f"--out {folder}: {place} is not a folder; give one for the bundle")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise CliEnvironmentError(
+            f"--out {folder}: {place} may not be written by this user; give another folder"
+        )
 
 
 def _draw_plan(console: Console, plan: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ from draftsmith.engine.drafters.registry import draft_rows, make_drafter
 from draftsmith.engine.drafters.vocabulary import forced_token_ids
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.job import DraftInputs
+from draftsmith.engine.limits import check_request
 from draftsmith.engine.model.model import Model
-from draftsmith.engine.sampling import check_sampling
 from draftsmith.engine.stopping import TextDecoder
 from draftsmith.engine.timing import Clock, MonotonicClock
 from draftsmith.engine.types import Completion, Request, SpecConfig
@@ -117,22 +117,7 @@ class NativeEngine:
             raise EngineInputError(f"concurrency is {concurrency}; give 1 or more")
         info = self.model.info
         for request in requests:
-            check_sampling(request.sampling, info.vocab_size)
-            if not request.prompt_ids:
-                raise EngineInputError(f"request {request.request_id} has an empty prompt")
-            bad = [t for t in request.prompt_ids if not 0 <= t < info.vocab_size]
-            if bad:
-                raise EngineInputError(
-                    f"request {request.request_id} has token id {bad[0]}, the target's vocabulary"
-                    f" has {info.vocab_size}; tokenise with the target's own tokenizer"
-                )
-            total = rows_needed(request)
-            if total > info.max_positions:
-                raise EngineInputError(
-                    f"request {request.request_id} needs {total} positions (prompt"
-                    f" {len(request.prompt_ids)} + max_tokens {request.sampling.max_tokens}),"
-                    f" {info.name} has {info.max_positions}; shorten the prompt or lower max_tokens"
-                )
+            check_request(request, info.vocab_size, info.max_positions, info.name)
 
     def _session(
         self,

@@ -38,7 +38,7 @@ from draftsmith.tuner.explore import Explorer
 from draftsmith.tuner.incumbent import Incumbent, read_incumbent
 from draftsmith.tuner.knobs import SpaceFacts
 from draftsmith.tuner.ladder import ranking
-from draftsmith.tuner.material import Material, load_material
+from draftsmith.tuner.material import Material, check_incumbent, load_material
 from draftsmith.tuner.progress import Progress, Silent
 from draftsmith.tuner.result import TuneResult
 from draftsmith.tuner.session import SECONDS, Session
@@ -82,6 +82,8 @@ def tune(
     """
     material = options.material or load_material(deployment)
     incumbent = read_incumbent(options.incumbent, material.facts) if options.incumbent else None
+    if incumbent is not None:
+        check_incumbent(incumbent.config, material)
     run = repository.open_run(
         deployment.description(),
         _settings(deployment, material.facts, incumbent),

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.job import unit_size
+from draftsmith.engine.limits import check_request
 from draftsmith.engine.prompts import (
     draft_vocab_ranking,
     request_id,
     requests_for_turn,
 )
-from draftsmith.engine.types import Request
+from draftsmith.engine.sampling import check_sampling
+from draftsmith.engine.types import Request, SpecConfig
 from draftsmith.engine.workload import Workload, limit, read_workload, split
 from draftsmith.engine.workload_formats import WorkloadRow
 from draftsmith.tuner.deployment import Deployment
@@ -51,6 +53,7 @@ class Material:
     num_duplicates: int
     num_too_long: int
     num_own_sampling: int
+    num_positions: int | None = None  # that a request may need; None where nothing says
     num_skipped: int = 0
     first_skipped: str = ""  # why the first of them could not be read
 
@@ -97,8 +100,9 @@ class Material:
 
 
 def load_material(deployment: Deployment) -> Material:
-    """Read workload, tokenizer and configurations. Raises EngineInputError for what cannot be read,
-    and TunerInputError when the prompts are too few or the draft model has another vocabulary.
+    """Read workload, tokenizer and configurations. Raises EngineInputError for what cannot be read
+    or what the target cannot be asked, and TunerInputError when the prompts are too few or the
+    draft model has another vocabulary.
     """
     from draftsmith.engine.model.facts import read_facts
 
@@ -121,11 +125,14 @@ def load_material(deployment: Deployment) -> Material:
     if len(workload.rows) < 2:
         raise TunerInputError(
             f"workload {deployment.workload.path!r} has {len(workload.rows)} prompts of at most "
-            f"{deployment.workload.max_prompt_tokens} tokens, {len(first.too_long)} are longer: at "
-            "least 2 are needed; raise workload.max_prompt_tokens or add prompts"
+            f"{deployment.workload.max_prompt_tokens} tokens, {len(first.too_long)} are longer and "
+            f"{workload.num_duplicates} repeat another: at least 2 different ones are needed; add "
+            "prompts, or raise workload.max_prompt_tokens"
         )
+    check_sampling(deployment.regime.sampling, target.vocab_size)
+    _check_requests(first.requests, workload, deployment, target)
+    needed = _positions(deployment, first.requests, workload, target)
     if deployment.draft_model is not None:
-        needed = _positions(deployment, first.requests, workload, target)
         check_draft_model(deployment.draft_model, target, tokenizer, needed)
     parts = split(workload, heldout_fraction=deployment.workload.heldout_fraction)
     _check_units(len(parts.tuning), len(parts.heldout), deployment)
@@ -138,9 +145,35 @@ def load_material(deployment: Deployment) -> Material:
         num_duplicates=workload.num_duplicates,
         num_too_long=len(first.too_long),
         num_own_sampling=workload.num_own_sampling,
+        num_positions=needed,
         num_skipped=workload.num_skipped,
         first_skipped=workload.first_skipped,
     )
+
+
+def check_incumbent(config: SpecConfig, material: Material) -> None:
+    """Refuse an incumbent whose draft model cannot serve the target, before anything is measured.
+    Raises what reading it raises, and TunerInputError.
+    """
+    from draftsmith.engine.model.facts import read_facts
+
+    if config.draft_model is not None:
+        target = read_facts(material.deployment.target.path)
+        check_draft_model(config.draft_model, target, material.tokenizer, material.num_positions)
+
+
+def _check_requests(
+    requests: Sequence[Request], workload: Workload, deployment: Deployment, target: ModelFacts
+) -> None:
+    """Refuse by line what the target cannot be asked."""
+    lines = {row.row_id: row.line for row in workload.rows}
+    for request in requests:
+        try:
+            check_request(request, target.vocab_size, target.max_positions, "the target")
+        except EngineInputError as error:
+            raise TunerInputError(
+                f"workload {deployment.workload.path!r}, line {lines[request.request_id]}: {error}"
+            ) from error
 
 
 def _check_units(num_tuning: int, num_heldout: int, deployment: Deployment) -> None:
@@ -155,7 +188,7 @@ def _check_units(num_tuning: int, num_heldout: int, deployment: Deployment) -> N
         raise TunerInputError(
             f"workload {deployment.workload.path!r} gives {num_tuning} tuning and {num_heldout} "
             f"held-out prompts: at concurrency {concurrency} each part needs at least {needed}, "
-            f"two groups of requests; add prompts, lower --concurrency, or change "
+            "requests for two timed groups; add prompts, lower --concurrency, or change "
             f"workload.heldout_fraction ({deployment.workload.heldout_fraction:g})"
         )
 

@@ -61,11 +61,65 @@ def test_broken_workload_names_its_line(tiny: Path, tmp_path: Path) -> None:
         ('{"drafter": "ngram", "block_size": 99}', "16"),
         ('{"drafter": "ngramm"}', "ngram"),
         ("{not json", "JSON"),
+        ('{"drafter": ' + "[" * 200_000, "recursion"),
         ("missing.json", "missing.json"),
     ],
+    ids=lambda value: value[:60],
 )
 def test_unknown_or_wrong_knob(tiny: Path, knobs: str, said: str) -> None:
     assert said in refused(2, "generate", "hello", "--target", tiny, "--knobs", knobs)
+
+
+@pytest.mark.parametrize(
+    ("row", "flags", "said"),
+    [
+        ({"prompt_ids": [5, 99999]}, (), ("line 11", "99999", "64")),
+        ({"prompt": "a" * 500}, ("--max-tokens", 2000), ("2000", "2048", "max_tokens")),
+        ({"prompt": "a"}, ("--temperature", 1, "--top-k", 65), ("top_k is 65", "64")),
+    ],
+)
+@pytest.mark.parametrize("command", ["tune", "bench"])
+def test_requests_that_the_target_cannot_take(
+    command: str, row: dict, flags: tuple, said: tuple, tiny: Path, tmp_path: Path
+) -> None:
+    rows = [*({"prompt": f"once upon a time {index}"} for index in range(10)), row]
+    (tmp_path / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    start = tune() if command == "tune" else ("bench",)
+    message = refused(2, *start, "--target", tiny, "--workload", "w.jsonl", *flags)
+    assert all(part in message for part in said), message
+
+
+def test_out_that_is_a_file_is_refused_before_anything_is_measured(
+    tiny: Path, workload: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    message = refused(
+        2, *tune("--target", tiny, "--workload", workload, "--out", tmp_path / "taken" / "runs")
+    )
+    assert str(tmp_path / "taken") in message and "baseline" not in message
+
+
+@pytest.mark.parametrize("flags", [("--run", ""), ("--run", "0123abcd", "--fresh")])
+def test_run_that_names_none_or_contradicts_fresh(flags: tuple, tiny: Path, workload: Path) -> None:
+    message = refused(2, *tune("--target", tiny, "--workload", workload, *flags))
+    assert "--run" in message and "--fresh" in message
+
+
+def test_incumbent_whose_draft_model_is_missing(tiny: Path, workload: Path, tmp_path: Path) -> None:
+    content = {"method": "draft_model", "model": "no/such/draft", "num_speculative_tokens": 3}
+    (tmp_path / "today.json").write_text(json.dumps(content))
+    arguments = tune("--target", tiny, "--workload", workload, "--incumbent", "today.json")
+    for last in ((), ("--dry-run",)):
+        assert "no/such/draft" in refused(2, *arguments, *last)
+
+
+def test_more_threads_than_any_machine_has(tiny: Path) -> None:
+    assert "1024" in refused(2, "generate", "x", "--target", tiny, "--threads", 100_000)
+
+
+def test_sampling_options_do_not_change_a_bundle(tuned: Tuned) -> None:
+    message = refused(2, "verify", tuned.bundle, "--top-k", 3)
+    assert "--top-k" in message and "bundle" in message
 
 
 def test_unknown_yaml_key(tmp_path: Path) -> None:
@@ -193,7 +247,17 @@ def test_contradicting_options(tiny: Path, workload: Path, tuned: Tuned) -> None
         ('{"prompt": "a", "token_ids": [4], "sampling": {"heat": 1}}\n', "heat"),
         ('{"prompt": "a", "token_ids": [4], "stop_reason": "tired"}\n', "tired"),
         ('{"token_ids": [4]}\n', "prompt"),
+        ('{"prompt": "a", "token_ids": [4], "temperature": "hot"}\n', "temperature is 'hot'"),
+        ('{"prompt": "a", "token_ids": [4], "max_tokens": 5.5}\n', "max_tokens is 5.5"),
+        ('{"prompt": "a", "token_ids": [4], "sampling": [1]}\n', "sampling is [1]"),
+        ('{"prompt": "a", "token_ids": [4], "stop_strings": [1]}\n', "stop_strings is [1]"),
+        ('{"prompt": "a", "token_ids": [4], "stop_token_ids": [64]}\n', "line 1: stop_token_ids"),
+        ('{"prompt": "a", "token_ids": [4], "id": "\\ud800"}\n', "surrogate"),
+        ('{"prompt": "a", "text": "\\ud800"}\n', "surrogate"),
+        ('{"prompt_ids": [64], "token_ids": [4]}\n', "line 1: request line 1 has token id 64"),
+        ("[" * 200_000, "recursion"),
     ],
+    ids=lambda value: value[:60],
 )
 def test_broken_outputs_file(tiny: Path, tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "o.jsonl").write_text(content)
