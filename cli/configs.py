@@ -55,7 +55,7 @@ def read_knobs(text: str) -> dict[str, Any]:
             ) from error
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CliInputError(f"{source} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CliInputError(f"{source} holds a {type(value).__name__}: it must be a JSON object")
@@ -79,17 +79,45 @@ def sampling_of(choice: Choice) -> Sampling:
 
 
 def to_sampling(values: Mapping[str, Any], where: str, base: Sampling | None = None) -> Sampling:
-    """``base`` with the fields of a JSON object on top; CliInputError names an unknown one."""
+    """``base`` with the fields of a JSON object on top; CliInputError names an unknown one and one
+    of another type. Ranges are the engine's to check: they depend on the model.
+    """
+    if not isinstance(values, Mapping):
+        raise CliInputError(f"{where} is {values!r}: it must be a JSON object")
     known = _known(Sampling, values, where)
-    plain: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
-    }
-    return replace(base or Sampling(), **plain)
+    return replace(base or Sampling(), **{k: _typed(k, v, where) for k, v in known.items()})
 
 
 def override(sampling: Sampling, flags: Mapping[str, Any]) -> Sampling:
     """``sampling`` with the flags that were given on top."""
     return replace(sampling, **{name: value for name, value in flags.items() if value is not None})
+
+
+_DEFAULTS = Sampling()
+_ITEMS: dict[str, type] = {"stop_token_ids": int, "stop_strings": str}
+
+
+def _typed(name: str, value: Any, where: str) -> Any:
+    """``value`` as the type of Sampling's field ``name``."""
+    default = getattr(_DEFAULTS, name)
+    if isinstance(default, tuple):
+        item = _ITEMS[name]
+        if isinstance(value, list | tuple) and all(type(part) is item for part in value):
+            return tuple(value)
+        wanted = f"a list of {'whole numbers' if item is int else 'texts'}"
+    elif isinstance(default, bool):
+        if isinstance(value, bool):
+            return value
+        wanted = "true or false"
+    elif isinstance(default, float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        wanted = "a number"
+    else:
+        if type(value) is int:
+            return value
+        wanted = "a whole number"
+    raise CliInputError(f"{where}: {name} is {value!r}, it must be {wanted}")
 
 
 def _known(record: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -85,12 +85,16 @@ def _verdict(verdicts: Sequence[ForcedVerdict], noise: NoiseEstimate) -> str:
 
 def _noise(running: Running, answered: Sequence[Answered]) -> NoiseEstimate:
     """Stock one token at a time against forced stock, on the first few prompts."""
+    positions = running.target.model.info.max_positions
     requests = [
         replace(
             item.request,
             request_id=f"noise {index}",
             sampling=replace(
-                item.request.sampling, max_tokens=NOISE_TOKENS, min_tokens=0, stop_strings=()
+                item.request.sampling,
+                max_tokens=min(NOISE_TOKENS, positions - len(item.request.prompt_ids)),
+                min_tokens=0,
+                stop_strings=(),
             ),
         )
         for index, item in enumerate(answered[:NOISE_REQUESTS])

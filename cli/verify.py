@@ -65,16 +65,26 @@ def verify(
         raise CliInputError("--decode needs a bundle: a file of outputs has no configuration")
     flags = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
     flags |= {"top_p": top_p, "min_p": min_p, "seed": seed}
+    given = [name for name, value in flags.items() if value is not None]
+    if bundle is not None and given:
+        raise CliInputError(
+            f"--{given[0].replace('_', '-')} cannot change a bundle: each output is judged with "
+            "the sampling that it was made with; drop the option, or tune with it"
+        )
     choice: Choice = bundle or {}
     placement = Placement(path=target, dtype=dtype, device=device, num_threads=threads)
     ref = placement.apply(target_of(choice))
     if bundle is None and not subject.is_file():
         raise CliInputError(f"{subject} does not exist: give a bundle's folder or outputs")
     running = load_engine(ref)
+    info = running.target.model.info
     reading = Reading(
         tokenizer=running.tokenizer,
         sampling=override(sampling_of(choice), flags),
-        eos_token_ids=running.target.model.info.eos_token_ids,
+        eos_token_ids=info.eos_token_ids,
+        vocab_size=info.vocab_size,
+        max_positions=info.max_positions,
+        limited=max_tokens is not None,
     )
     if bundle is None:
         answered = read_outputs(subject, reading)

@@ -80,6 +80,29 @@ def test_prefix_without_a_stop_reason_is_judged_by_its_tokens(
     assert judged([row], tiny, tmp_path)[0] == 0
 
 
+def test_an_output_longer_than_the_default_limit_is_not_cut_by_it(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """The default of max_tokens is not the limit that another engine ran with; --max-tokens is."""
+    made = invoke(
+        *("generate", "hello there", "--raw", "--target", tiny, "--dtype", "float32", "--json"),
+        *("--temperature", 1.0, "--seed", 3, "--max-tokens", 400),
+    )
+    row = json.loads(made.stdout)
+    assert row["stop_reason"] == "stop_token" and len(row["token_ids"]) > 128
+    row["sampling"] = {"temperature": 1.0, "seed": row["sampling"]["seed"], "max_tokens": None}
+    assert judged([row], tiny, tmp_path)[0] == 0
+    assert judged([row], tiny, tmp_path, "--max-tokens", 128)[0] == 1
+
+
+def test_a_prompt_that_nearly_fills_the_positions_is_verified(tiny: Path, tmp_path: Path) -> None:
+    made = invoke(
+        *("generate", "a" * 2040, "--raw", "--target", tiny, "--dtype", "float32", "--json"),
+        *("--max-tokens", 3),
+    )
+    assert judged([json.loads(made.stdout)], tiny, tmp_path)[0] == 0
+
+
 def test_seeded_sampling_is_verified_with_its_seed(tiny: Path, tmp_path: Path) -> None:
     made = invoke(
         *("generate", "once upon a time", "--target", tiny, "--dtype", "float32", "--json"),
