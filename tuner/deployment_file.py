@@ -198,6 +198,10 @@ def _read(path: str | Path) -> Mapping[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         detail = " ".join(str(error).split())
         raise TunerInputError(f"deployment {str(path)!r} is not YAML: {detail}") from error
+    except RecursionError as error:
+        raise TunerInputError(
+            f"deployment {str(path)!r} is nested too deeply: write keys, and one section deep"
+        ) from error
     if not isinstance(content, Mapping):
         raise TunerInputError(
             f"deployment {str(path)!r} holds a {type(content).__name__}: it must map keys to values"

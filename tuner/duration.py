@@ -11,14 +11,14 @@ UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
 MIN_BUDGET_S = 10.0
 EXAMPLES = "write for example 10m, 90s or 1h30m"
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)(h|m|s)")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(h|m|s)", re.ASCII)
 
 
 def parse_duration(text: str | int | float) -> float:
     """Seconds of ``10m``, ``90s``, ``1h30m`` or a plain number of seconds. BudgetError names what
     is wrong.
     """
-    if isinstance(text, bool):
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise BudgetError(f"budget {text!r} is not a duration: {EXAMPLES}")
     seconds = float(text) if isinstance(text, int | float) else _seconds(text.strip().lower())
     if not math.isfinite(seconds) or seconds <= 0:

@@ -133,7 +133,7 @@ def _vllm_method(content: Mapping[str, Any]) -> str:
                 "(keys 'method' or 'model'), nor SGLang's (keys 'speculative_...')"
             )
         method = "ngram" if model == "ngram" else "draft_model"
-    if method not in _VLLM_OWN:
+    if not isinstance(method, str) or method not in _VLLM_OWN:
         raise TunerInputError(
             f"vLLM method {method!r} is not expressible in draftsmith: "
             f"it can stand for {', '.join(sorted(_VLLM_OWN))}"
@@ -280,7 +280,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"incumbent {str(path)!r} cannot be read: {error.strerror}; give a bundle folder or a "
             "JSON file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TunerInputError(f"incumbent {str(path)!r} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise TunerInputError(

@@ -125,6 +125,21 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, message: str) -> None
         load_deployment(tmp_path / "missing.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("target: x\nworkload: y\nbudget: 2026-01-01\n", "is not a duration"),
+        ("target: " + "[" * 3000, "nested too deeply"),
+    ],
+    ids=["date", "deep"],
+)
+def test_yaml_that_only_looks_like_a_deployment(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "deployment.yaml"
+    file.write_text(text)
+    with pytest.raises(TunerInputError, match=message):
+        load_deployment(file, {})
+
+
 def test_the_fingerprint_follows_content_and_not_effort(tmp_path: Path) -> None:
     made = deployment_in(tmp_path / "a")
     assert made.fingerprint() == deployment_in(tmp_path / "b").fingerprint()

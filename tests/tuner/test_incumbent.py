@@ -110,6 +110,8 @@ def test_b11_vllm_draft_model_is_not_guessed_from_its_path(tmp_path: Path) -> No
         ({"something": 1}, "neither"),
         ("[1]", "holds a list"),
         ("{", "not JSON"),
+        ("[" * 200_000, "not JSON"),
+        ({"method": ["ngram"], "num_speculative_tokens": 4}, "['ngram'] is not expressible"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused_by_name(
