@@ -82,9 +82,9 @@ def seal(
 def unseal(folder: Path) -> Sealed:
     """Read and check a sealed folder; StoreInputError says what is wrong with it."""
     try:
-        present = _regular_files(folder)
-        if MANIFEST not in present:
+        if not os.path.lexists(folder / MANIFEST):
             raise StoreInputError(f"{folder} is no bundle: it has no {MANIFEST}")
+        present = _regular_files(folder)
         raw = _read(folder / MANIFEST, MAX_JSON_BYTES)
         listed, about = _parse_manifest(folder, raw)
         missing, extra = listed.keys() - present, present - listed.keys() - {MANIFEST}
@@ -190,6 +190,12 @@ def _regular_files(folder: Path) -> set[str]:
 
 
 def _check_place(folder: Path, replace: bool) -> None:
+    for parent in folder.parents:
+        if (parent / MANIFEST).is_file():
+            raise StoreInputError(
+                f"{folder} is inside the bundle {parent}, which would no longer be whole: choose a "
+                "folder outside it"
+            )
     if not os.path.lexists(folder):
         return
     if not replace:

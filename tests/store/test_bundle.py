@@ -297,3 +297,18 @@ def test_mutated_bundles_are_equal_or_refused(original: Path, data: st.DataObjec
         assert isinstance(answer, Bundle) and answer.parts == PARTS
     else:
         assert isinstance(answer, str) and answer
+
+
+def test_a_bundle_is_not_written_into_another(folder: Path) -> None:
+    """A folder inside would make the outer bundle unreadable."""
+    with pytest.raises(StoreInputError, match="is inside the bundle"):
+        write_bundle(folder / "deeper" / "copy", PARTS)
+    with pytest.raises(StoreInputError, match="is inside the bundle"):
+        export_native(folder, folder / "copy")
+    assert read_bundle(folder).parts == PARTS
+
+
+def test_a_folder_of_other_things_is_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(StoreInputError, match="is no bundle"):
+        read_bundle(tmp_path)
