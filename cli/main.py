@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 from importlib import import_module, metadata
 from types import FrameType
 from typing import Annotated, Any
@@ -95,7 +97,11 @@ def _load(name: str) -> Any:
 
 
 def run() -> None:
-    """Console entry point. SIGTERM unwinds like Ctrl-C: workers end, runs stay resumable."""
+    """Console entry point. SIGTERM unwinds like Ctrl-C: workers end, runs stay resumable. What a
+    terminal's encoding lacks is escaped.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, _terminate)
     app()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,19 @@ class Output:
     def report(self, document: Any, render: Callable[[Console], None]) -> None:
         """Print ``document`` as JSON, or let ``render`` draw it."""
         if self.as_json:
-            print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+            print(_json_text(plain(document), sys.stdout.encoding or "utf-8"))
         else:
             render(make_console())
+
+
+def _json_text(value: Any, encoding: str) -> str:
+    """JSON that a stream of ``encoding`` takes: readable where it can be, else escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=2, allow_nan=False)
+    return text
 
 
 def with_note(document: Mapping[str, Any], note: str | None) -> dict[str, Any]:

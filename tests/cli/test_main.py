@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import errno
+import io
+import json
 import os
 import subprocess
 import sys
@@ -123,3 +125,16 @@ def test_fault_leaves_its_traceback_in_a_file(
 def test_debug_shows_the_error_itself() -> None:
     with pytest.raises(BudgetError), reported(debug=True):
         raise BudgetError("x")
+
+
+def test_json_fits_a_stdout_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftsmith.cli.output import Output
+
+    document = {"text": "\u00e9 \u2026 \U0001f600"}
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        Output(True).report(document, lambda console: None)
+        stream.flush()
+        assert json.loads(raw.getvalue().decode(encoding)) == document
