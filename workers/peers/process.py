@@ -21,7 +21,10 @@ from draftsmith.workers.errors import WorkerEnvironmentError
 TAIL_LINES = 4
 MAX_ANSWER_BYTES = 64 * 2**20
 POLL_S = 0.5
-GRACE_S = 10.0  # for an engine to end its own helpers after its stdin closed
+GRACE_S = 30.0  # for an idle engine to end by itself after its stdin closed
+# Between SIGTERM and SIGKILL: multiprocessing's tracker outlives the first and removes what the
+# others left in shared memory.
+TERM_S = 3.0
 
 
 class PeerError(WorkerEnvironmentError):
@@ -110,18 +113,21 @@ class PeerProcess:
         """
         if self._process.stdin is None or self._process.stdin.closed:
             return
+        helpers = _descendants(self.pid)
         try:
-            helpers = _descendants(self.pid)
             self._process.stdin.close()
+            self.resume()
             if not at_once:
-                self.resume()
                 self._wait(GRACE_S)
+            self._signal(signal.SIGTERM)
+            self._wait(TERM_S)
+            psutil.wait_procs(helpers, timeout=TERM_S)
         finally:
             self._signal(signal.SIGKILL)
             for helper in helpers:
                 _kill(helper)
             self._process.wait()
-            psutil.wait_procs(helpers, timeout=GRACE_S)
+            psutil.wait_procs(helpers, timeout=TERM_S)
             if self._process.stdout is not None:
                 self._process.stdout.close()
             os.close(self._log)
