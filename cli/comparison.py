@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from draftsmith.cli.errors import CliEnvironmentError
+from draftsmith.cli.errors import CliEnvironmentError, CliInputError
 from draftsmith.cli.peers import native_turns, peer_rows, speeds
 from draftsmith.cli.progress import counted
 from draftsmith.engine.job import (
@@ -121,7 +121,8 @@ def _measure(
     result = executor.next_result(None)
     if result is None or result.status != "ok":
         what = f"{result.status}: {result.reason}" if result else "no answer"
-        raise CliEnvironmentError(f"the configurations could not be measured ({what})")
+        kind = CliInputError if result and result.refused else CliEnvironmentError
+        raise kind(f"the configurations could not be measured ({what})")
     return result
 
 

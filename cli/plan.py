@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from draftsmith.cli.errors import CliEnvironmentError
+from draftsmith.cli.errors import CliEnvironmentError, CliInputError
 from draftsmith.cli.output import facts, table
 from draftsmith.cli.wiring import open_executor
 from draftsmith.engine.job import STOCK, MeasureJob
@@ -125,8 +125,8 @@ def _seconds_a_prompt(material: Material) -> float:
         executor.submit(job)
         result = executor.next_result(None)
     if result is None or result.status != "ok":
-        reason = result.reason if result else "no answer"
-        raise CliEnvironmentError(f"stock could not be timed: {reason}")
+        kind = CliInputError if result and result.refused else CliEnvironmentError
+        raise kind(f"stock could not be timed: {result.reason if result else 'no answer'}")
     prompts = material.tuning + material.heldout
     turns = sum(prompt.num_turns for prompt in prompts) / len(prompts)
     return turns * sum(timing.seconds for timing in result.timings) / len(requests)

@@ -132,6 +132,7 @@ class MeasureResult:
     job_id: str
     status: JobStatus
     reason: str = ""
+    refused: bool = False  # an error of what the job asks for, not of the machine
     timings: tuple[UnitTiming, ...] = ()
     outputs: tuple[OutputRecord, ...] = ()
     rival_turns: tuple[RivalTurn, ...] = ()

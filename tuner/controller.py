@@ -97,9 +97,7 @@ def tune(
     except KeyboardInterrupt as error:
         session.stop()
         repository.finish_run(run.id, "interrupted")
-        raise TunerInterrupted(
-            f"interrupted; run {run.uuid} is kept, the same command resumes it"
-        ) from error
+        raise TunerInterrupted(f"run {run.uuid} is kept, the same command resumes it") from error
     except Exception:
         session.stop()
         repository.finish_run(run.id, "failed")

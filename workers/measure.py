@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftsmith.engine.errors import EngineError
+from draftsmith.engine.errors import EngineError, EngineInputError
 from draftsmith.engine.job import STOCK, JobStatus, MeasureJob, MeasureResult, TargetRef
 from draftsmith.engine.model.loading import LoadedTarget, load_target
 from draftsmith.engine.model.model import Model
@@ -76,17 +76,19 @@ class Measurer:
         self, job: MeasureJob, *, should_stop: Callable[[], bool] = lambda: False
     ) -> MeasureResult:
         """Carry out a job. Never raises for what the job asks: a bad configuration or target is
-        status ``error``, memory that runs out ``oom`` (everything cached is then freed).
+        status ``error`` and ``refused``, memory that runs out ``oom`` (all caches are then freed).
 
         ``should_stop`` and ``job.timeout_s`` are looked at before every unit and every judgement;
         a job cut short keeps its complete units and the outputs that equal stock's.
         """
         progress = Progress()
+        refused = False
         began_s = (self._clock or MonotonicClock()).now()
         try:
             ended = self._attempt(job, progress, should_stop)
         except (EngineError, WorkerError) as error:
             ended = Ended("error", str(error))
+            refused = isinstance(error, EngineInputError | WorkerInputError)
         except Exception as error:  # a fault of ours or of a library must not end the search
             if is_out_of_memory(error):
                 ended = Ended("oom", f"out of memory: {_first_line(error)}")
@@ -99,6 +101,7 @@ class Measurer:
             job_id=job.job_id,
             status=ended.status,
             reason=ended.reason,
+            refused=refused,
             timings=tuple(progress.timings),
             outputs=tuple(found.records),
             rival_turns=tuple(progress.rival_turns),

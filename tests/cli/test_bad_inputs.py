@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -87,6 +88,20 @@ def test_requests_that_the_target_cannot_take(
     start = tune() if command == "tune" else ("bench",)
     message = refused(2, *start, "--target", tiny, "--workload", "w.jsonl", *flags)
     assert all(part in message for part in said), message
+
+
+@pytest.mark.parametrize("command", ["bench", "tune", "generate"])
+def test_damaged_weights(command: str, tiny: Path, workload: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    arguments: dict[str, tuple[object, ...]] = {
+        "bench": ("bench", "--workload", workload),
+        "tune": (*tune("--workload", workload), "--dry-run"),
+        "generate": ("generate", "hello"),
+    }
+    message = refused(2, *arguments[command], "--target", "damaged")
+    assert "damaged/model.safetensors" in message and "copy" in message
 
 
 def test_out_that_is_a_file_is_refused_before_anything_is_measured(

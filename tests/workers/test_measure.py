@@ -258,6 +258,7 @@ def test_cancelled_between_units() -> None:
 def test_bad_jobs_are_results_that_name_the_fault(job: MeasureJob, reason: str) -> None:
     result = measure(job)
     assert result.status == "error" and reason in result.reason
+    assert result.refused
     assert "Traceback" not in result.reason
 
 
@@ -267,3 +268,4 @@ def test_a_fault_of_the_model_is_a_result() -> None:
 
     result = measure(make_job({}), CostlyModel(FakeClock(), disturb=fail))
     assert (result.status, result.reason) == ("error", "ZeroDivisionError: a fault")
+    assert not result.refused
