@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from draftsmith.engine.drafters.vocabulary import rank_by_frequency
 from draftsmith.engine.errors import EngineInputError
@@ -169,6 +169,11 @@ def _chat_ids(row: WorkloadRow, messages: list[Message], tokenizer: ChatTokenize
         return tokenizer.encode("\n".join([*lines, "Assistant:"]), add_special_tokens=True)
     try:
         text = _templated(messages, tokenizer)
+    except TemplateSyntaxError as error:
+        raise EngineInputError(
+            f"the model's chat template is no Jinja template ({error.message}, line"
+            f" {error.lineno}): copy the tokenizer's files again"
+        ) from error
     except _REFUSALS as refusal:
         try:
             text = _templated(_without_system(messages), tokenizer)

@@ -184,13 +184,27 @@ def check_value(name: str, key: Key, value: Any) -> Any:
 
 
 def _limits(key: Key) -> str:
-    low = f"more than {key.low:g}" if key.above else f"at least {key.low:g}"
-    return low if math.isinf(key.high) else f"{low} and at most {key.high:g}"
+    low = f"more than {key.low}" if key.above else f"at least {key.low}"
+    return low if math.isinf(key.high) else f"{low} and at most {key.high}"
+
+
+class _Loader(yaml.SafeLoader):
+    """A key that stands twice in one mapping is refused; YAML's own loader takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _read(path: str | Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8-sig"), _Loader)  # a SafeLoader
     except OSError as error:
         raise TunerInputError(
             f"deployment {str(path)!r} cannot be read: {error.strerror}"

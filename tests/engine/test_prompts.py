@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment
 from jinja2.exceptions import TemplateError
 
 from draftsmith.engine.errors import EngineInputError
@@ -177,3 +178,13 @@ def test_the_embedded_model_reads_every_bundled_prompt(smollm2_path: Path) -> No
     text = tokenizer.decode(list(result.requests[0].prompt_ids))
     assert text.startswith("<|im_start|>") and text.endswith("<|im_start|>assistant\n")
     assert rows[0].turns[0] in text
+
+
+def test_a_broken_template_is_not_blamed_on_the_row() -> None:
+    class Broken(LetterTokenizer):
+        def apply_chat_template(self, *arguments: Any, **options: Any) -> Any:
+            return Environment().from_string("{% for %}").render()
+
+    with pytest.raises(EngineInputError, match="no Jinja template.*line 1.*copy") as caught:
+        one(row(messages=[{"role": "user", "content": "hi"}]), Broken())
+    assert "take turns" not in str(caught.value)

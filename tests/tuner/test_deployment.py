@@ -95,6 +95,7 @@ def test_yaml_and_flags_merge_and_flags_win(tmp_path: Path) -> None:
         ({"drafters": ["ngram"], "draft_model": "small"}, "leave it out"),
         ({"regime.min_tokens": 300}, "more than regime.max_tokens"),
         ({"seed": -1}, "at least 0"),
+        ({"regime.seed": 2**63}, "at most 9223372036854775807"),
         ({"seed": float("nan")}, "whole number"),
         ({"workload": {"path": "x", "heldout_fraction": 1}}, "at most 0.9"),
     ],
@@ -130,8 +131,9 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, message: str) -> None
     [
         ("target: x\nworkload: y\nbudget: 2026-01-01\n", "is not a duration"),
         ("target: " + "[" * 3000, "nested too deeply"),
+        ("target: x\nworkload: y\nbudget: 1h\nbudget: 1m\n", "'budget' stands there twice"),
     ],
-    ids=["date", "deep"],
+    ids=["date", "deep", "twice"],
 )
 def test_yaml_that_only_looks_like_a_deployment(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "deployment.yaml"
