@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ OBJECT_STORE_BYTES = 80 * 2**20  # Ray takes no less than 75 MiB; jobs and resul
 LOG_BYTES = 4 * 2**20  # a log file, with one older generation kept
 MAX_FOLDER_CHARS = 38  # Ray's sockets go 66 characters deeper, the system's limit is 107
 START_ATTEMPTS = 2  # of a local cluster: Ray gives up after 30 s, too few on a busy machine
+PROBE_S = 10.0  # for a connection to a cluster's address
 DAEMONS = ("raylet", "gcs_server")
 
 # Read by Ray when it is imported or starts processes; in force only meanwhile.
@@ -208,9 +210,17 @@ class Cluster:
                     f"no Ray cluster answers at {address}; start one or drop --ray-address"
                 ),
             ):
+                _probe(address)  # Ray itself waits for minutes
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _probe(address: str) -> None:
+    """Raise OSError when nothing listens at ``host:port``; other forms (``auto``) are Ray's."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal() and int(port) < 2**16:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
 
 
 def _short_folder() -> Path:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -164,3 +165,12 @@ def test_a_start_that_ray_gives_up_is_tried_once_more(
     assert starts[0]["_temp_dir"] != starts[1]["_temp_dir"]
     assert list(tmp_path.iterdir()) == []
     assert not any(Path(str(start["_temp_dir"])).exists() for start in starts)
+
+
+def test_an_address_where_nothing_listens_is_named_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = ClusterConfig(record_dir=tmp_path, address=address)
+        with pytest.raises(WorkerEnvironmentError, match=f"{address}.*--ray-address.*refused"):
+            Cluster(config)
