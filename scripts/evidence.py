@@ -3,7 +3,8 @@
 Run as ``python -P scripts/evidence.py [--only NAME] [--fresh] [--smoke] [--prompts FILE]``. What a
 section gave is kept in runs/evidence/NAME.json; one that passed with the same commands is not run
 again, and the long ones go on where they stopped. A section that fails is shown with its reason,
-the others run all the same, and the exit code is 1.
+the others run all the same, and the exit code is 1. ``--peer`` and ``--peer-python``, as
+``draftsmith bench`` takes them, put further engines into the section ``bench``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from evidence_bench import BenchSizes, bench_section  # noqa: E402
 from evidence_sections import Section, Sizes, Step, prepare, sections, table  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--fresh", action="store_true", help="run passed sections again")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, results in runs/smoke")
     parser.add_argument("--prompts", default="builtin", help="a workload file")
+    parser.add_argument("--peer", action="append", default=[], help="one more peer of bench")
+    parser.add_argument("--peer-python", action="append", default=[], help="NAME=PATH, its Python")
     options = parser.parse_args(arguments)
     folder = Path("runs") / ("smoke" if options.smoke else "evidence")
     document = folder / "measurements.md" if options.smoke else DOCUMENT
@@ -68,7 +72,9 @@ def main(arguments: Sequence[str]) -> int:
         prompts = os.path.relpath(prompts, ROOT)
     if options.smoke:
         prompts, sizes = str(folder / "scene" / "prompts.jsonl"), Sizes.smoke(folder)
-    known = sections(sizes, prompts, folder)
+    bench = BenchSizes.smoke(sizes) if options.smoke else BenchSizes()
+    bench = bench.beside(options.peer, [_relative(text) for text in options.peer_python])
+    known = [*sections(sizes, prompts, folder), bench_section(bench, prompts, folder)]
     names = [section.name for section in known]
     unknown = set(options.only or ()) - set(names)
     if unknown:
@@ -220,6 +226,12 @@ def _value(word: str) -> str:
         return word
     file, key = word[1:].rsplit(":", 1)
     return str(json.loads((ROOT / file).read_text(encoding="utf-8"))[key])
+
+
+def _relative(text: str) -> str:
+    """NAME=PATH with the path from the root, as commands are shown."""
+    name, equals, path = text.partition("=")
+    return f"{name}{equals}{os.path.relpath(path, ROOT)}" if path else text
 
 
 def _beside_python(name: str) -> str:

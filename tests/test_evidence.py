@@ -111,3 +111,31 @@ def test_every_section_names_what_it_leaves(evidence: ModuleType) -> None:
     }
     assert all(s.steps for s in whole)
     assert all(sys.executable not in evidence.shown(step) for s in whole for step in s.steps)
+
+
+def test_the_section_bench_runs_further_engines_and_tells_every_run(tmp_path: Path) -> None:
+    from evidence_bench import BenchSizes, bench_section, tell_bench
+
+    sizes = BenchSizes().beside(["vllm"], ["vllm=env/bin/python"])
+    made = bench_section(sizes, "builtin", Path("runs"))
+    assert len(made.steps) == len(sizes.batches)
+    assert all("--peer-python" in step.words for step in made.steps)
+    assert ["--steps" in step.words for step in made.steps] == [True, False, False, False]
+    interval = {"ratio": 1.5, "low": 1.25, "high": None}
+    row = {"name": "them", "tokens_per_s": 10.0, "decode_tokens_per_s": None, "failure": ""}
+    row |= {"versions": {"them": "3"}, "note": "", "num_equal": 1, "num_outputs": 2}
+    absent = {**row, "name": "other", "failure": "not installed: x", "ours_over_it": {}}
+    absent |= {"versions": {}, "tokens_per_s": None}
+    document = {
+        "concurrency": 1,
+        "num_prompts": 2,
+        "stock": {"tokens_per_s": 15.0, "decode_tokens_per_s": 20.0},
+        "configurations": [],
+        "peers": [{**row, "ours_over_it": {"stock": interval}}, absent],
+    }
+    answer = tmp_path / "bench-1.json"
+    answer.write_text(json.dumps(document))
+    told = tell_bench([answer, tmp_path / "bench-4.json"])
+    assert "| them | 10.00 | - | - | - | 1 of 2 |" in told.text
+    assert "| stock | 1.50 |" in told.text and "not installed: x" in told.text
+    assert told.reason == "bench-4.json: no result"

@@ -55,7 +55,7 @@ class Peer:
                 load.timeout_s,
             )
             if "absent" in answer:
-                self.failure = f"not installed: {', '.join(answer['absent'])} (in {spec.python})"
+                self.failure = f"not installed: {', '.join(answer['absent'])} (see --peer-python)"
                 self.close()
                 return
             self.versions = {str(k): str(v) for k, v in answer.get("versions", {}).items()}
