@@ -22,7 +22,7 @@ from pathlib import Path
 
 import platformdirs
 
-from draftsmith.kernels.errors import KernelEnvironmentError
+from draftsmith.kernels.errors import KernelEnvironmentError, KernelInputError
 
 _FOLDER = Path(__file__).parent
 SOURCES = ("linear/cpu.cpp", "tree_attention/cpu.cpp", "decoder_layers/cpu.cpp", "noise/cpu.cpp")
@@ -64,11 +64,18 @@ class Environment:
 
 
 def environment() -> Environment:
-    """The one place of this package that reads environment variables."""
+    """The one place of this package that reads environment variables. ``KernelInputError`` for a
+    value of ``DRAFTSMITH_KERNELS`` that means nothing.
+    """
+    kernels = os.environ.get("DRAFTSMITH_KERNELS", "")
+    if kernels not in ("", "reference"):
+        raise KernelInputError(
+            f'DRAFTSMITH_KERNELS is {kernels!r}: set it to "reference" for plain torch, or unset it'
+        )
     root = os.environ.get("DRAFTSMITH_CACHE")
     return Environment(
         cache_root=Path(root) if root else Path(platformdirs.user_cache_dir("draftsmith")),
-        switched_off=os.environ.get("DRAFTSMITH_KERNELS", "") == "reference",
+        switched_off=kernels == "reference",
         compiler=os.environ.get("CXX") or None,
     )
 

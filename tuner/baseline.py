@@ -30,7 +30,7 @@ from draftsmith.tuner.allotment import (
     reserve_s,
 )
 from draftsmith.tuner.dispatch import Finished
-from draftsmith.tuner.errors import TunerEnvironmentError
+from draftsmith.tuner.errors import TunerEnvironmentError, TunerInputError
 from draftsmith.tuner.evidence import StockRecord
 from draftsmith.tuner.material import Prompt
 from draftsmith.tuner.outcome import baseline_outcome
@@ -333,7 +333,8 @@ def _chunks(wave: _Wave, session: Session) -> list[_Wave]:
 def _read(finished: Finished) -> TrialOutcome:
     result = finished.result
     if result.status != "ok":
-        raise TunerEnvironmentError(
+        kind = TunerInputError if result.refused else TunerEnvironmentError
+        raise kind(
             f"stock could not be measured ({result.status}): {result.reason or 'no reason given'}"
         )
     return baseline_outcome(result)

@@ -13,7 +13,7 @@ from draftsmith.store.records import NewTrial, RunRecord, TrialOutcome, TrialRec
 from draftsmith.store.repository import Repository
 from draftsmith.tuner.deployment import Deployment
 from draftsmith.tuner.dispatch import Dispatcher, Finished
-from draftsmith.tuner.errors import TunerEnvironmentError
+from draftsmith.tuner.errors import TunerError
 from draftsmith.tuner.material import Material
 from draftsmith.tuner.progress import Phase, Progress
 from draftsmith.tuner.stopwatch import Stopwatch
@@ -78,7 +78,7 @@ class Session:
                 break
             try:
                 outcome = read(finished)
-            except TunerEnvironmentError:
+            except TunerError:
                 self.dispatcher.give_back(finished.trial)
                 raise
             self.dispatcher.finish(finished.trial, outcome)

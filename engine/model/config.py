@@ -135,6 +135,16 @@ def parse_config(hf: PretrainedConfig) -> DecoderConfig:
     }
     fields.update(extras(hf))
     config = DecoderConfig(**fields)
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
+    for field in (*sizes, "head_dim", "max_positions", "num_layers"):
+        if getattr(config, field) < 1:
+            raise EngineInputError(
+                f"{field} of the configuration is {getattr(config, field)}; it must be at least 1"
+            )
+    if not config.norm_eps >= 0.0:
+        raise EngineInputError(
+            f"rms_norm_eps of the configuration is {config.norm_eps:g}; it cannot be negative"
+        )
     if config.num_heads % config.num_kv_heads:
         raise EngineInputError(
             f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key/value"

@@ -39,19 +39,26 @@ def read_facts(name: str) -> ModelFacts:
                 config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             else:
                 config = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = config.get_text_config()
+        num_layers, vocab_size = int(text.num_hidden_layers), int(text.vocab_size)
+        positions = stated_positions(text)
+    except Exception as error:  # transformers raises bare ones for values it does not expect
         reason = " ".join(str(error).split())[:200]
         raise EngineInputError(
             f"{path} has no configuration that can be read ({reason}); give the folder that holds"
             " config.json, the tokenizer and the weights"
         ) from error
-    text = config.get_text_config()
+    if min(num_layers, vocab_size) < 1:
+        raise EngineInputError(
+            f"the configuration of {path} says {num_layers} layers and {vocab_size} token ids;"
+            " at least 1 of each is needed"
+        )
     family = str(text.model_type)
     return ModelFacts(
         source_path=path,
         family=family,
-        num_layers=int(text.num_hidden_layers),
-        vocab_size=int(text.vocab_size),
-        max_positions=stated_positions(text),
+        num_layers=num_layers,
+        vocab_size=vocab_size,
+        max_positions=positions,
         layer_subsets=family in decoder_families(),
     )

@@ -82,7 +82,7 @@ def _load_folder(folder: Path, placement: _Placement) -> Model:
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # transformers raises bare ones for values it does not expect
         raise UnsupportedError(
             f"transformers cannot read {folder / 'config.json'}: {_first_line(error)}"
         ) from error

@@ -198,4 +198,8 @@ class _Assembler:
                 f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(shape)};"
                 " config.json and weights do not belong together"
             )
+        if not torch.isfinite(tensor.sum(dtype=torch.float32)):
+            raise EngineInputError(
+                f"tensor {name} holds NaN or infinite numbers; the checkpoint is damaged"
+            )
         return tensor

@@ -85,6 +85,12 @@ def test_switch_turns_the_cpp_kernels_off(undecided: pytest.MonkeyPatch) -> None
         pass
 
 
+def test_a_switch_that_means_nothing_is_refused(undecided: pytest.MonkeyPatch) -> None:
+    undecided.setenv("DRAFTSMITH_KERNELS", "refrence")
+    with pytest.raises(KernelInputError, match="DRAFTSMITH_KERNELS is 'refrence'"):
+        describe()
+
+
 def test_missing_compiler_falls_back_and_is_logged_once(
     undecided: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

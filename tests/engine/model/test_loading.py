@@ -201,6 +201,43 @@ def test_broken_folders_are_refused(case: str, tmp_path: Path) -> None:
         load(tmp_path)
 
 
+ODD_VALUES: list[dict[str, Any]] = [
+    {"num_attention_heads": 0},
+    {"num_attention_heads": 3},
+    {"num_hidden_layers": "x"},
+    {"num_hidden_layers": 0},
+    {"num_hidden_layers": -2},
+    {"vocab_size": 0},
+    {"eos_token_id": "x"},
+    {"rms_norm_eps": -1.0},
+    {"rms_norm_eps": "x"},
+    {"head_dim": 7},
+    {"hidden_size": 0},
+    {"max_position_embeddings": "many"},
+]
+
+
+@pytest.mark.parametrize("values", ODD_VALUES, ids=str)
+def test_values_that_no_model_has_are_refused(values: dict[str, Any], tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    edit_config(tmp_path, **values)
+    with pytest.raises(EngineInputError):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_weights_that_are_no_numbers_are_refused(value: float, name: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].view(-1)[3] = value
+
+    edit_tensors(tmp_path, spoil)
+    with pytest.raises(EngineInputError, match=f"{name} holds NaN or infinite"):
+        load(tmp_path)
+
+
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "awq": ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
     "gptq": ({"quantization_config": {"quant_method": "gptq"}}, "GPTQ"),
