@@ -9,7 +9,12 @@ import pytest
 
 from draftsmith.engine.types import SpecConfig
 from draftsmith.store.bundle import read_bundle
-from draftsmith.tuner.errors import BudgetError, TunerEnvironmentError, TunerInterrupted
+from draftsmith.tuner.errors import (
+    BudgetError,
+    TunerEnvironmentError,
+    TunerInputError,
+    TunerInterrupted,
+)
 from tests.support.fakeworld import FakeExecutor, World, stock_output
 from tests.support.tuning import Bench
 
@@ -282,6 +287,24 @@ def test_stock_that_cannot_be_measured_is_an_environment_error(bench: Bench) -> 
     with pytest.raises(TunerEnvironmentError, match="the worker is gone"):
         bench.run(world, executor=Broken(world))
     assert bench.run(world).verdict == "winner"
+
+
+def test_a_target_that_is_refused_is_the_users_to_mend(bench: Bench) -> None:
+    """Exit code 2, not 3, and the run goes on once it is mended."""
+
+    class Refusing(FakeExecutor):
+        def submit(self, job):  # type: ignore[no-untyped-def]
+            from draftsmith.engine.job import MeasureResult
+
+            answer = MeasureResult(
+                job_id=job.job_id, status="error", reason="the file is cut off", refused=True
+            )
+            self._running.append((self._world.now_s, job, answer))
+
+    world = World(speed=suffix_pays)
+    with pytest.raises(TunerInputError, match="the file is cut off"):
+        bench.run(world, executor=Refusing(world))
+    assert bench.run(world).resumed
 
 
 def test_ctrl_c_gives_trials_back_and_resumes(bench: Bench) -> None:
