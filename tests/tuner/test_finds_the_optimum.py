@@ -134,7 +134,8 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def scan(scene: Scene) -> Scores:
     """The whole grid on two prompts, its better third on four, then the best with its neighbours
-    and the next best on six, twice over: speeds of these last ones, all taken side by side.
+    and the next best on six, until one is clearly first: speeds of these last ones, all taken side
+    by side.
     """
     grid = [_exit(*knobs) for knobs in product(EXITS, BLOCKS, VOCABS)]
     scores = scene.speeds(grid, num_prompts=2)
@@ -142,7 +143,11 @@ def scan(scene: Scene) -> Scores:
     scores |= scene.speeds(third, num_prompts=4)
     leaders = sorted(third, key=lambda config: -scores[config])
     last = [leaders[0], *_neighbours(leaders[0]), *leaders[1 : CONTENDERS + 1]]
-    longest = scene.speeds(list(dict.fromkeys(last)), num_prompts=6, repeats=2)
+    for repeats in (2, 4, 8):  # longer where a stall of the machine blurred the order
+        longest = scene.speeds(list(dict.fromkeys(last)), num_prompts=6, repeats=repeats)
+        first, second = _ranked(longest)[:2]
+        if longest[second] < longest[first] * (1 - APART):
+            break
     for config in _ranked(scores | longest):
         print(f"{(scores | longest)[config]:.3f}x {config_text(config)}")
     return longest
