@@ -62,10 +62,14 @@ def peers_of(
         timeout_s=timeout_s,
     )
     console = make_console(stderr=True)
-    with open_peers(specs, load) as peers:
-        for label, peer in peers.items():
-            told = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
-            console.print(f"peer {label}: {peer.failure or told}", markup=False, soft_wrap=True)
+
+    def tell(peer: Peer) -> None:
+        told = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
+        console.print(
+            f"peer {peer.spec.label}: {peer.failure or told}", markup=False, soft_wrap=True
+        )
+
+    with open_peers(specs, load, tell) as peers:
         yield peers
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from evidence_sections import Section, Sizes, Step, Told, table
 
+from draftsmith.cli.bench_report import versus_table
+from draftsmith.cli.step_report import floor_text, parts_rows
+
 LOOKUP = 'transformers:{"prompt_lookup_num_tokens": 10}'
 KNOBS = (
     '{"drafter": "ngram", "block_size": 5, "match_min": 2, "match_max": 4}',
@@ -126,16 +129,10 @@ def _speeds(found: dict[str, Any]) -> list[str]:
         for row in found["peers"]
     ]
     heads = ("", "tokens/s", "decode only", "over stock", "tokens/step", "equal to stock")
-    peers = [row for row in found["peers"] if row["ours_over_it"]]
     told = [table(heads, rows), *_notes(found["peers"])]
-    if peers:
-        names = [("stock", "stock")]
-        names += [(row["name"], row["config_text"]) for row in found["configurations"]]
-        versus = [
-            (text, *(_interval(row["ours_over_it"].get(name)) for row in peers))
-            for name, text in names
-        ]
-        told.append(table(("ours over the peer", *(row["name"] for row in peers)), versus))
+    versus = versus_table(found)
+    if versus:
+        told.append(table(("ours over the peer", *versus[0][1:]), versus[1:]))
     return told
 
 
@@ -164,24 +161,14 @@ def _steps(steps: dict[str, Any]) -> list[str]:
         )
         for batch in batches
     ]
-    floor = steps["floor"]
-    parts = [
-        (
-            name,
-            *(_ms(part[f"{key}_s"]) for key in ("step", "layers", "head", "draft", "host")),
-            f"{part['host_share']:.1%}",
-        )
-        for name, part in steps["parts"].items()
-    ]
     return [
         "One verify step, milliseconds, layers + head:",
         table(("requests", *(f"{count} rows" for count in widths)), lines),
-        f"Reading every weight once at {floor['bytes_per_s'] / 1e9:.1f} GB/s takes"
-        f" {_ms(floor['layers_s'])} ms for the layers and {_ms(floor['head_s'])} ms for the head;"
-        f" fp32 products reach {floor['flops_per_s'] / 1e9:.0f} GFLOP/s.",
+        f"The {floor_text(steps)}.",
         "Parts of a decoding step, one request, milliseconds:",
         table(
-            ("configuration", "step", "layers", "head", "draft model", "host", "host share"), parts
+            ("configuration", "step", "layers", "head", "draft model", "host", "host share"),
+            parts_rows(steps),
         ),
     ]
 

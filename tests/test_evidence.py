@@ -113,7 +113,9 @@ def test_every_section_names_what_it_leaves(evidence: ModuleType) -> None:
     assert all(sys.executable not in evidence.shown(step) for s in whole for step in s.steps)
 
 
-def test_the_section_bench_runs_further_engines_and_tells_every_run(tmp_path: Path) -> None:
+def test_the_section_bench_runs_further_engines_and_tells_every_run(
+    evidence: ModuleType, tmp_path: Path
+) -> None:
     from evidence_bench import BenchSizes, bench_section, tell_bench
 
     sizes = BenchSizes().beside(["vllm"], ["vllm=env/bin/python"])
@@ -137,5 +139,5 @@ def test_the_section_bench_runs_further_engines_and_tells_every_run(tmp_path: Pa
     answer.write_text(json.dumps(document))
     told = tell_bench([answer, tmp_path / "bench-4.json"])
     assert "| them | 10.00 | - | - | - | 1 of 2 |" in told.text
-    assert "| stock | 1.50 |" in told.text and "not installed: x" in told.text
+    assert "| stock | 1.50x |" in told.text and "not installed: x" in told.text
     assert told.reason == "bench-4.json: no result"

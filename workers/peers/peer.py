@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -106,13 +106,18 @@ class Peer:
 
 
 @contextmanager
-def open_peers(specs: Iterable[PeerSpec], load: PeerLoad) -> Iterator[dict[str, Peer]]:
-    """Every peer by its label, loaded one after the other and stopped; all gone after the block."""
+def open_peers(
+    specs: Iterable[PeerSpec], load: PeerLoad, on_loaded: Callable[[Peer], None] = lambda _: None
+) -> Iterator[dict[str, Peer]]:
+    """Every peer by its label, loaded one after the other and stopped; all gone after the block.
+    ``on_loaded`` is called after each, loaded or failed.
+    """
     with ExitStack() as stack:
         peers: dict[str, Peer] = {}
         for spec in specs:
             peers[spec.label] = Peer(spec, load)
             stack.callback(peers[spec.label].close)
+            on_loaded(peers[spec.label])
         yield peers
 
 

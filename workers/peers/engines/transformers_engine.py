@@ -86,6 +86,8 @@ class _FirstToken:
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         if not self.seconds:
+            if input_ids.is_cuda:
+                torch.cuda.synchronize(input_ids.device)
             self.seconds = time.perf_counter() - self._begin
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
