@@ -80,6 +80,8 @@ class PeerProcess:
         """One order, its answer. PeerError after ``timeout_s`` seconds without one, at its death,
         for anything but a JSON object, and for an answer that holds an ``error``.
         """
+        if self.ended:
+            raise PeerError(f"peer {self.name} has ended")
         limit_s = time.monotonic() + timeout_s
         try:
             self._write(json.dumps(order).encode() + b"\n")

@@ -92,6 +92,8 @@ def test_a_peer_that_hangs_is_given_up_and_killed(start: Callable[[str], PeerPro
     with pytest.raises(PeerError, match="gave no answer in 0.2 s"):
         peer.ask({}, 0.2)
     assert gone(peer.pid)
+    with pytest.raises(PeerError, match="has ended"):
+        peer.ask({}, 0.2)
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
