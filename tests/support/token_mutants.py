@@ -146,8 +146,8 @@ def _change_stop(
 ) -> None:
     original = StopRule.check
 
-    def check(self: StopRule, output: Sequence[int]) -> StopReason | None:
-        return change(self._sampling, output, original(self, output))
+    def check(self: StopRule, tokens: Sequence[int], start: int = 0) -> StopReason | None:
+        return change(self._sampling, tokens[start:], original(self, tokens, start))
 
     patch.setattr(StopRule, "check", check)
 
