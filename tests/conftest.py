@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     RAY_USAGE_STATS_ENABLED="0",
 )
+
+
+# A suite that was started in the background ignores SIGINT, and so would all that its tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -129,12 +129,7 @@ def test_helpers_of_a_peer_end_with_it(
     peer.close()  # a second time does nothing
 
 
-def test_ctrl_c_in_the_middle_of_an_answer(
-    start: Callable[[str], PeerProcess], request: pytest.FixtureRequest
-) -> None:
-    # A process that was started in the background ignores SIGINT, and so do its children.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+def test_ctrl_c_in_the_middle_of_an_answer(start: Callable[[str], PeerProcess]) -> None:
     peer = start("os.kill(os.getppid(), signal.SIGINT); time.sleep(600)")
     with pytest.raises(KeyboardInterrupt), peer:
         peer.ask({}, PATIENCE_S)
