@@ -15,8 +15,9 @@ from draftsmith.cli.output import Output, with_note
 from draftsmith.cli.peers import peers_of
 from draftsmith.cli.step_report import measure_steps
 from draftsmith.cli.wiring import Placement, open_executor
-from draftsmith.engine.job import DraftInputs, TargetRef, unit_size
+from draftsmith.engine.job import DraftInputs, TargetRef
 from draftsmith.engine.types import Request, Sampling, SpecConfig
+from draftsmith.engine.units import two_units
 from draftsmith.store.bundle import read_bundle
 from draftsmith.tuner.agents.rules import starting_points
 from draftsmith.tuner.deployment import FAMILIES, Deployment, Regime, WorkloadSpec
@@ -147,7 +148,7 @@ def _requests(material: Material, concurrency: int) -> list[Request]:
     """First turns; CliInputError when they are fewer than two timed groups at the concurrency."""
     asked = (material.request(prompt, 0, {}) for prompt in material.tuning + material.heldout)
     requests = [request for request in asked if request is not None]
-    needed = 2 if concurrency == 1 else unit_size(concurrency) + concurrency
+    needed = two_units(concurrency)
     if len(requests) < needed:
         raise CliInputError(
             f"the workload gives {len(requests)} prompts: at concurrency {concurrency} at least "

@@ -15,10 +15,9 @@ from draftsmith.engine.job import (
     MeasureJob,
     MeasureResult,
     TargetRef,
-    unit_size,
 )
 from draftsmith.engine.types import Request, SpecConfig
-from draftsmith.tuner.allotment import in_pieces
+from draftsmith.engine.units import in_pieces, unit_size
 from draftsmith.tuner.evidence import Evidence, StockRecord, collect
 from draftsmith.tuner.executor import Executor
 from draftsmith.tuner.objective import decode_only, ratio_interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -13,11 +14,10 @@ from draftsmith.engine.job import STOCK, MeasureJob
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.agents.rules import starting_points
 from draftsmith.tuner.allotment import (
-    MIN_PASSES,
     Supply,
     allot,
     baseline_s,
-    confirm_s,
+    reserve_s,
     trial_s,
 )
 from draftsmith.tuner.duration import format_duration
@@ -43,7 +43,8 @@ def make_plan(material: Material, incumbent: Incumbent | None) -> dict[str, Any]
     )
     share = allot(stock_s, supply)
     stock_part_s = baseline_s(stock_s, share, supply)
-    confirming_s = confirm_s(stock_s, share.num_heldout, supply, passes=MIN_PASSES)
+    after = replace(supply, left_s=budget_s - stock_part_s)
+    confirming_s = reserve_s(stock_s, share.num_heldout, after)
     explore_s = max(0.0, budget_s - stock_part_s - confirming_s)
     first_rung = len(rung_slices(share.num_tuning, supply.concurrency)[0])
     first_s = trial_s(stock_s, first_rung)

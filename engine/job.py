@@ -16,12 +16,6 @@ JobStatus = Literal["ok", "oom", "timeout", "died", "error", "cancelled"]
 Judgement = Literal["exact", "tie", "divergent", "distribution"]
 
 STOCK = "stock"
-GROUP_FACTOR = 2  # requests of a group, in concurrencies: slots are refilled at least once
-
-
-def unit_size(concurrency: int) -> int:
-    """Requests that are timed together: a prompt at concurrency 1, else a group."""
-    return 1 if concurrency == 1 else GROUP_FACTOR * concurrency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,9 @@ each confirming pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from draftsmith.engine.job import unit_size
+from draftsmith.engine.units import unit_size
 from draftsmith.tuner.duration import format_duration
 from draftsmith.tuner.errors import BudgetError
 
@@ -24,8 +22,6 @@ CLIMB_SHARE = 0.25  # of the search's time that one climb over all tuning prompt
 MIN_TRIALS = 2  # rung-0 trials that the smallest run holds
 MIN_PASSES, MAX_PASSES = 2, 6
 START_S = 5.0  # a job's own overhead
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +130,3 @@ def cut(whole: Supply | Allotment, share: float, least: int) -> Allotment:
         num_tuning=min(tuning, max(least, math.ceil(tuning * share))),
         num_heldout=min(heldout, max(least, math.floor(heldout * share + 1e-9))),
     )
-
-
-def in_pieces(items: Sequence[Item], size: int, least: int) -> list[tuple[Item, ...]]:
-    """Pieces of ``size``; a last one of fewer than ``least`` joins the one before it, since fewer
-    requests than the concurrency would run under another load.
-    """
-    pieces = [tuple(items[start : start + size]) for start in range(0, len(items), size)]
-    if len(pieces) > 1 and len(pieces[-1]) < least:
-        tail = pieces.pop()
-        pieces[-1] += tail
-    return pieces

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob, unit_size
+from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob
 from draftsmith.engine.types import Request, SpecConfig
+from draftsmith.engine.units import in_pieces, unit_size
 from draftsmith.store.records import NewTrial, StoredReference, TrialOutcome, TrialRecord
 from draftsmith.tuner.allotment import (
     FIXED_SHARE,
@@ -26,7 +27,6 @@ from draftsmith.tuner.allotment import (
     baseline_s,
     confirm_s,
     cut,
-    in_pieces,
     reserve_s,
 )
 from draftsmith.tuner.dispatch import Finished

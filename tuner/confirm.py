@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from draftsmith.engine.job import STOCK, MeasureJob, unit_size
+from draftsmith.engine.job import STOCK, MeasureJob
 from draftsmith.engine.types import SpecConfig
+from draftsmith.engine.units import in_pieces, unit_size
 from draftsmith.store.records import NewTrial, TrialOutcome, TrialRecord
-from draftsmith.tuner.allotment import MAX_PASSES, Supply, confirm_s, in_pieces
+from draftsmith.tuner.allotment import MAX_PASSES, Supply, confirm_s
 from draftsmith.tuner.baseline import OFF, Baseline
 from draftsmith.tuner.dispatch import Finished
 from draftsmith.tuner.evidence import BadMeasurementError, Evidence

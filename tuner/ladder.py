@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from draftsmith.engine.job import unit_size
 from draftsmith.engine.types import SpecConfig
+from draftsmith.engine.units import unit_size
 from draftsmith.tuner.evidence import Evidence
 from draftsmith.tuner.objective import Score
 from draftsmith.tuner.result import Interval

@@ -11,7 +11,6 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.engine.errors import EngineInputError
-from draftsmith.engine.job import unit_size
 from draftsmith.engine.limits import check_request
 from draftsmith.engine.prompts import (
     draft_vocab_ranking,
@@ -20,6 +19,7 @@ from draftsmith.engine.prompts import (
 )
 from draftsmith.engine.sampling import check_sampling
 from draftsmith.engine.types import Request, SpecConfig
+from draftsmith.engine.units import two_units
 from draftsmith.engine.workload import Workload, limit, read_workload, split
 from draftsmith.engine.workload_formats import WorkloadRow
 from draftsmith.tuner.deployment import Deployment
@@ -183,7 +183,7 @@ def _check_units(num_tuning: int, num_heldout: int, deployment: Deployment) -> N
     concurrency = deployment.regime.concurrency
     if concurrency == 1:
         return
-    needed = unit_size(concurrency) + concurrency
+    needed = two_units(concurrency)
     if min(num_tuning, num_heldout) < needed:
         raise TunerInputError(
             f"workload {deployment.workload.path!r} gives {num_tuning} tuning and {num_heldout} "

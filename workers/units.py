@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from draftsmith.engine.job import unit_size
 from draftsmith.engine.types import Request
+from draftsmith.engine.units import in_pieces, unit_size
 
 MIXED = "mixed"
 
@@ -33,11 +33,7 @@ def split_units(requests: Sequence[Request], concurrency: int) -> tuple[Unit, ..
     """Units in request order. A last group too small to fill the concurrency joins the one before
     it: it would time another load.
     """
-    size = unit_size(concurrency)
-    groups = [tuple(requests[i : i + size]) for i in range(0, len(requests), size)]
-    if len(groups) > 1 and len(groups[-1]) < concurrency:
-        tail = groups.pop()
-        groups[-1] += tail
+    groups = in_pieces(requests, unit_size(concurrency), concurrency)
     return tuple(Unit(index, group) for index, group in enumerate(groups))
 
 

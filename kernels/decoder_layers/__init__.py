@@ -72,11 +72,14 @@ class LayerTensors:
     rope: int | None
 
 
+_SETTINGS = ("window", "rope")  # the fields of LayerTensors that are no tensors
+_TENSORS = tuple(name for name in LayerTensors.__dataclass_fields__ if name not in _SETTINGS)
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in list(LayerTensors.__dataclass_fields__)[:-2]),
-        ("window", _int64),
-        ("rope", _int64),
+        *((name, _pointer) for name in _TENSORS),
+        *((name, _int64) for name in _SETTINGS),
     )
 
 
@@ -243,8 +246,7 @@ class DecoderLayers:
 
 
 def _layer_row(layer: LayerTensors) -> tuple[int | None, ...]:
-    names = list(LayerTensors.__dataclass_fields__)[:-2]
-    tensors = (getattr(layer, name) for name in names)
+    tensors = (getattr(layer, name) for name in _TENSORS)
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
     return (*pointers, layer.window or 0, -1 if layer.rope is None else layer.rope)
 

@@ -11,7 +11,6 @@ from draftsmith.tuner.allotment import (
     baseline_s,
     confirm_s,
     cut,
-    in_pieces,
     trial_s,
 )
 from draftsmith.tuner.errors import BudgetError
@@ -74,21 +73,3 @@ def test_a_cut_keeps_the_minimum_and_no_more_than_there_is() -> None:
     assert cut(whole, 0.0, 4) == Allotment(num_tuning=4, num_heldout=4)
     assert cut(whole, 2.0, 4) == whole
     assert cut(Allotment(num_tuning=3, num_heldout=2), 0.1, 4).num_heldout == 2
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "least", "sizes"),
-    [
-        (10, 4, 1, [4, 4, 2]),
-        (10, 4, 3, [4, 6]),
-        (3, 4, 4, [3]),
-        (8, 4, 4, [4, 4]),
-        (0, 4, 1, []),
-    ],
-)
-def test_pieces_join_a_rest_that_would_run_under_another_load(
-    count: int, size: int, least: int, sizes: list[int]
-) -> None:
-    pieces = in_pieces(range(count), size, least)
-    assert [len(piece) for piece in pieces] == sizes
-    assert [item for piece in pieces for item in piece] == list(range(count))

@@ -1,4 +1,6 @@
-"""All layers in one kernel call against the same layers operation by operation."""
+"""All layers in one kernel call against the same layers operation by operation, each with the C++
+products and attention, so that only norms, rotations and activations are computed in another way.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import torch
 from draftsmith.engine.batch import causal_rows
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.model.decoder import Decoder
+from draftsmith.engine.model.fused import FusedLayers
 from draftsmith.engine.types import Hidden, RowBatch
 from draftsmith.kernels.backend import use_backend
 from draftsmith.kernels.decoder_layers import DecoderLayers, DecoderShape
@@ -85,16 +88,18 @@ def filled_cache(model: Decoder) -> KVCache:
 def both(model: Decoder, rows: RowBatch, **choice: object) -> tuple[list[Hidden], list[KVCache]]:
     """The same rows through the kernel and through single operations, from equal caches."""
     hidden, caches = [], []
-    for backend in ("cpp", "reference"):
-        cache = filled_cache(model)
-        with use_backend(backend):  # type: ignore[arg-type]
+    for fused in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FusedLayers, "is_available", property(lambda _, fused=fused: fused))
+            cache = filled_cache(model)
             hidden.append(model.forward(rows, cache, **choice))  # type: ignore[arg-type]
         caches.append(cache)
     return hidden, caches
 
 
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> None:
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+    """The 16-bit caches may round a last bit the other way."""
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     scale = theirs.float().abs().max()
     assert ((ours.float() - theirs.float()).abs() <= tolerance * scale).all()
 
