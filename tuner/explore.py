@@ -102,46 +102,50 @@ class Explorer:
             session.dispatcher.start(trial, self._job(trial, climber.config, requests))
 
     def _queue_next(self) -> bool:
-        """Queue one more trial; False when there is none that fits."""
-        everyone = self.climbers.values()
-        climber = next_to_climb(everyone, len(self._rungs))
-        if climber is not None and not self._affords(climber, climber.rung + 1):
-            climber = None
-        if climber is None and self._may_propose():
-            view = View(known=list(self.climbers), seconds_left=self.seconds_left)
-            for _ in range(len(self._agents)):
-                self._agents.rotate(-1)
-                proposals = self._agents[-1].propose(view, 1)
-                if proposals:
-                    return self._queue(proposals)
-        climber = (
-            climber
-            or fastest_below_the_top(everyone, len(self._rungs), idle=True)
-            or contender(everyone, len(self._rungs))
-        )
-        if climber is None or not self._fits(self._requests(climber.rung + 1)):
-            return False
-        why = f"rung {climber.rung}: {climber.ratio:.2f}x, up to {climber.high:.2f}x"
-        return self._queue(
-            [Proposal(config=climber.config, proposer="ladder", why=why)], rung=climber.rung + 1
-        )
+        """Queue one more trial; False when there is none that fits. In this order: who shows
+        promise, something new that could still reach the top, who may still prove faster, and
+        something new all the same where nobody else has a use for the time.
+        """
+        everyone, top = self.climbers.values(), len(self._rungs)
+        climber = next_to_climb(everyone, top)
+        if climber is not None and self._affords(climber):
+            return self._promote(climber)
+        first_s, left_s = self._expected_s(self._requests(0)), self.seconds_left
+        if first_s + self._climb_s(1) <= left_s and self._propose():
+            return True
+        climber = fastest_below_the_top(everyone, top, idle=True) or contender(everyone, top)
+        if climber is not None and self._fits(self._requests(climber.rung + 1)):
+            return self._promote(climber)
+        return first_s <= left_s and self._propose()
 
-    def _may_propose(self) -> bool:
+    def _propose(self) -> bool:
+        """Queue what the next agent with an idea proposes; False when the trials are used up or
+        nobody has one.
+        """
         session = self._session
-        remaining = session.repository.counts(session.run.id).remaining(session.run.budget)
-        return remaining != 0 and self._affords(None, 0)
+        if session.repository.counts(session.run.id).remaining(session.run.budget) == 0:
+            return False
+        view = View(known=list(self.climbers), seconds_left=self.seconds_left)
+        for _ in range(len(self._agents)):
+            self._agents.rotate(-1)
+            proposals = self._agents[-1].propose(view, 1)
+            if proposals:
+                return self._queue(proposals)
+        return False
 
-    def _affords(self, climber: Climber | None, rung: int) -> bool:
-        """Whether this rung of ``climber`` (None: of something new) leaves the time that the
-        fastest one below the top needs to get there. Nothing is kept for a climb that cannot end
-        in time whatever is done.
+    def _promote(self, climber: Climber) -> bool:
+        why = f"rung {climber.rung}: {climber.ratio:.2f}x, up to {climber.high:.2f}x"
+        proposal = Proposal(config=climber.config, proposer="ladder", why=why)
+        return self._queue([proposal], rung=climber.rung + 1)
+
+    def _affords(self, climber: Climber) -> bool:
+        """Whether the climber's next rung leaves the time that the fastest one below the top needs
+        to get there. Nothing is kept for a climb that cannot end in time whatever is done.
         """
         left_s = self.seconds_left
-        own_s = self._expected_s(self._requests(rung))
+        own_s = self._expected_s(self._requests(climber.rung + 1))
         fastest = fastest_below_the_top(self.climbers.values(), len(self._rungs))
-        if fastest is None or fastest is climber:
-            return own_s <= left_s
-        if self._climb_s(fastest.rung + 1) > left_s:
+        if fastest is None or fastest is climber or self._climb_s(fastest.rung + 1) > left_s:
             return own_s <= left_s
         return own_s + self._climb_s(fastest.rung + (2 if fastest.busy else 1)) <= left_s
 

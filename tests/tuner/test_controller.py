@@ -194,8 +194,10 @@ def test_a_machine_that_slows_down_gets_fewer_prompts_and_keeps_the_budget(
     assert again.prompts == result.prompts and again.verdict == result.verdict
 
 
-def test_a_waiting_climber_gets_its_time_before_new_proposals(bench: Bench) -> None:
-    """Something slow is at the top already; the fastest still reaches it before time is up."""
+def test_what_is_fastest_gets_to_the_top_before_something_new_takes_its_time(bench: Bench) -> None:
+    """Every new configuration is faster than all before. What is measured on all prompts in the end
+    is the last or the last but one: the very last may be tried in a rest that holds no climb.
+    """
     seen: list[SpecConfig] = []
 
     def speed(config: SpecConfig) -> float:
@@ -205,10 +207,10 @@ def test_a_waiting_climber_gets_its_time_before_new_proposals(bench: Bench) -> N
             seen.append(config)
         return 1.05 + 0.02 * seen.index(config)
 
-    world = World(speed=speed, noise=0.01)
-    result = bench.run(world, budget_s=500, max_trials=None)
-    best = max(result.top, key=lambda row: row["ratio"] or 0.0)
-    assert len(seen) > 3 and best["num_prompts"] == result.prompts["tuning"]
+    result = bench.run(World(speed=speed), budget_s=500, max_trials=None)
+    arrived = [row for row in result.top if row["num_prompts"] == result.prompts["tuning"]]
+    assert len(seen) > 10
+    assert max(row["ratio"] for row in arrived) >= speed(seen[-2]) - 1e-9
 
 
 def test_every_configuration_is_counted_once_by_how_it_ended(bench: Bench) -> None:
