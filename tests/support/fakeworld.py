@@ -194,7 +194,8 @@ def _seconds(
     base = batches * world.pace(world.now_s) * each_s
     speed = 1.0 if name == STOCK else world.speed(config)
     ids = ",".join(request.request_id for request in group)
-    rng = random.Random(f"{world.seed}/{job_id}/{ids}/{name}/{repeat}")
+    trial = job_id.partition("/")[2]  # without the run's uuid, which is another one each time
+    rng = random.Random(f"{world.seed}/{trial}/{ids}/{name}/{repeat}")
     return base / speed * max(0.2, rng.gauss(1.0, world.noise))
 
 
