@@ -47,6 +47,7 @@ from draftsmith.tuner.stopwatch import Stopwatch
 from draftsmith.tuner.verdict import Decision, decide
 
 FINALISTS = "finalists"
+NEIGHBOUR_TURNS = 4  # of the neighbours for one of the sampler: most budgets hold few trials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,8 @@ def _agents(session: Session, facts: SpaceFacts, options: RunOptions) -> list[Ag
         starts=starts,
         attached=[t.optuna_number for t in stored if t.optuna_number is not None],
     )
-    return [sampler, NeighbourAgent(facts, patience=len(starts))]
+    neighbours = NeighbourAgent(facts, patience=len(starts))
+    return [sampler, *[neighbours] * NEIGHBOUR_TURNS]
 
 
 def _settings(

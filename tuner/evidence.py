@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from statistics import median
 from typing import Any, Protocol
 
 from draftsmith.engine.forcing import is_suspect
@@ -77,7 +78,9 @@ class BadMeasurementError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Seconds of one unit under stock and under the configuration, means over its repeats."""
+    """Seconds of one unit under stock and under the configuration, each the median over its
+    repeats: a stall of a shared machine in one of three or more does not count.
+    """
 
     request_ids: tuple[str, ...]
     category: str
@@ -206,8 +209,8 @@ def collect(
         missing = [request for request in requests if request not in judged]
         if missing:
             raise BadMeasurementError(f"no output for {', '.join(missing)}")
-        base_s = _mean_seconds(base[requests], "seconds", against)
-        own_s = _mean_seconds(runs, "seconds", name)
+        base_s = _median_seconds(base[requests], "seconds", against)
+        own_s = _median_seconds(runs, "seconds", name)
         scaled = any(request in warped for request in requests)
         if not all(request in equal for request in requests) or not (
             scaled or _as_long_as(stock.references, requests, base[requests])
@@ -222,8 +225,8 @@ def collect(
                 category=runs[0].category,
                 stock_s=base_s,
                 config_s=own_s,
-                stock_prefill_s=_mean_seconds(base[requests], "prefill_s", against, zero=True),
-                config_prefill_s=_mean_seconds(runs, "prefill_s", name, zero=True),
+                stock_prefill_s=_median_seconds(base[requests], "prefill_s", against, zero=True),
+                config_prefill_s=_median_seconds(runs, "prefill_s", name, zero=True),
                 num_tokens=runs[0].num_tokens,
             )
         )
@@ -284,12 +287,12 @@ def _by_unit(timings: Sequence[Timing], name: str) -> dict[tuple[str, ...], list
     return units
 
 
-def _mean_seconds(runs: list[Timing], field_name: str, name: str, *, zero: bool = False) -> float:
+def _median_seconds(runs: list[Timing], field_name: str, name: str, *, zero: bool = False) -> float:
     values = [finite(getattr(run, field_name), f"{field_name} of {name}") for run in runs]
     for value in values:
         if value < 0 or (value == 0 and not zero):
             raise BadMeasurementError(f"{field_name} of {name} is {value!r}, not a positive time")
-    return sum(values) / len(values)
+    return median(values)
 
 
 def _describe(output: Output) -> str:

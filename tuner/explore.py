@@ -10,11 +10,13 @@ share of the budget is never spent here.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
 from draftsmith.engine.job import STOCK, MeasureJob
 from draftsmith.engine.types import Request, SpecConfig
+from draftsmith.engine.units import unit_size
 from draftsmith.store.records import NewTrial, TrialOutcome, TrialRecord
 from draftsmith.tuner.agents.agent import Agent, Lesson, Proposal, View
 from draftsmith.tuner.allotment import JUDGING, START_S
@@ -38,6 +40,8 @@ from draftsmith.tuner.space import config_json, validate
 STAGE = "explore"
 PATIENCE = 4.0  # a job may take this many times what it should before it is stopped
 LEAST_TIMEOUT_S = 30.0
+SHORT_UNIT_S = 0.5  # a timed unit shorter than this is repeated: a stall would be most of it
+MAX_REPEATS = 3  # of which the median counts
 SETTLING = 0.3  # how fast the cost of jobs follows what was measured
 
 
@@ -57,10 +61,12 @@ class Explorer:
         self._session = session
         self._baseline = baseline
         self._facts = facts
-        self._agents = deque(agents)  # they take turns
+        self._agents = tuple(dict.fromkeys(agents))
+        self._turns = deque(agents)  # in this order; who is in it twice has two
         self._incumbent = incumbent
         self._rungs = rung_slices(len(baseline.tuning), session.deployment.regime.concurrency)
-        self._cost = 2 * (1 + JUDGING)  # seconds of a job per second of stock over its requests
+        self._repeats = _repeats(baseline, session.deployment.regime.concurrency)
+        self._cost = 2 * (self._repeats + JUDGING)  # a job in seconds of stock
         self.climbers: dict[SpecConfig, Climber] = {}
 
     @property
@@ -126,9 +132,9 @@ class Explorer:
         if session.repository.counts(session.run.id).remaining(session.run.budget) == 0:
             return False
         view = View(known=list(self.climbers), seconds_left=self.seconds_left)
-        for _ in range(len(self._agents)):
-            self._agents.rotate(-1)
-            proposals = self._agents[-1].propose(view, 1)
+        for _ in range(len(self._turns)):
+            self._turns.rotate(-1)
+            proposals = self._turns[-1].propose(view, 1)
             if proposals:
                 return self._queue(proposals)
         return False
@@ -287,6 +293,7 @@ class Explorer:
             requests=tuple(requests),
             configs={STOCK: OFF, CANDIDATE: config},
             concurrency=deployment.regime.concurrency,
+            repeats=self._repeats,
             inputs=baseline.inputs,
             references={r.request_id: baseline.references[r.request_id] for r in requests},
             margin_noise=baseline.margin_noise,
@@ -312,6 +319,13 @@ class Explorer:
         if stock_s > 0:
             measured = max(0.0, seconds - min(START_S, stock_s)) / stock_s
             self._cost += SETTLING * (measured - self._cost)
+
+
+def _repeats(baseline: Baseline, concurrency: int) -> int:
+    """Times that a trial runs each of its units, so that short ones are timed long enough."""
+    requests = baseline.tuning
+    unit_s = unit_size(concurrency) * baseline.seconds_of(requests) / len(requests)
+    return min(MAX_REPEATS, max(1, math.ceil(SHORT_UNIT_S / unit_s)))
 
 
 def _give_up(climber: Climber, trial: TrialRecord, reason: str) -> None:

@@ -1,6 +1,8 @@
-"""A clock that tests move by hand."""
+"""Clocks of the tests: one that is moved by hand, and the processor's."""
 
 from __future__ import annotations
+
+import time
 
 
 class FakeClock:
@@ -16,3 +18,12 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self._now_s += seconds
+
+
+class ProcessorClock:
+    """Seconds that the processor spent on this process. With one thread that is what a clock on the
+    wall shows on an idle machine; others who share the machine do not move it.
+    """
+
+    def now(self) -> float:
+        return time.process_time()

@@ -1,4 +1,4 @@
-"""Agents take turns, and one that has nothing to say gives its turn to the next."""
+"""How often units are timed, and whose turn it is: who has nothing to say gives it to the next."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ class Lister:
 
     def learn(self, lesson: Lesson) -> None:
         del lesson
+
+
+@pytest.mark.parametrize(
+    ("stock_s", "concurrency", "repeats"), [(1.0, 1, 1), (0.3, 1, 2), (0.01, 1, 3), (0.3, 4, 1)]
+)
+def test_short_units_are_timed_several_times(
+    tmp_path: Path, stock_s: float, concurrency: int, repeats: int
+) -> None:
+    """A unit at a concurrency is a group, as long as its requests together."""
+    bench = Bench(tmp_path)
+    world = World(speed=lambda config: 1.2, stock_s=stock_s)
+    bench.run(world, max_trials=2, concurrency=concurrency, num_tuning=24, num_heldout=16)
+    explored = [job for job in world.jobs if len(job.configs) > 1 and not job.force_all]
+    assert explored and {job.repeats for job in explored} == {repeats}
+    bench.close()
 
 
 def test_silent_agents_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,15 @@ def test_repeats_are_averaged_within_their_unit() -> None:
     assert score(found, Objective()).ratio == pytest.approx(2.0)
 
 
+def test_a_stall_in_one_of_three_repeats_does_not_count() -> None:
+    timings = [
+        *(timing("stock", "a", s, repeat=i) for i, s in enumerate((2.0, 9.0, 2.2))),
+        *(timing("candidate", "a", s, repeat=i) for i, s in enumerate((1.1, 1.0, 30.0))),
+    ]
+    found = collect("candidate", timings, [output("a")], STOCK)
+    assert score(found, Objective()).ratio == pytest.approx(2.0)
+
+
 def test_decode_only_takes_prefill_off() -> None:
     found = evidence({"a": (2.1, 1.1), "b": (2.1, 1.1)})
     assert ratio_interval(found.pairs, seconds=decode_only).ratio == pytest.approx(2.0)
