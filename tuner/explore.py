@@ -40,7 +40,7 @@ from draftsmith.tuner.space import config_json, validate
 STAGE = "explore"
 PATIENCE = 4.0  # a job may take this many times what it should before it is stopped
 LEAST_TIMEOUT_S = 30.0
-SHORT_UNIT_S = 0.5  # a timed unit shorter than this is repeated: a stall would be most of it
+SHORT_UNIT_S = 0.3  # a timed unit shorter than this is repeated: a stall would be most of it
 MAX_REPEATS = 3  # of which the median counts
 SETTLING = 0.3  # how fast the cost of jobs follows what was measured
 
