@@ -89,6 +89,7 @@ def bench(
     dtype: opt.DtypeOption = None,
     device: opt.DeviceOption = None,
     threads: opt.ThreadsOption = None,
+    weights: opt.WeightsOption = None,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Compare stock with a bundle, with --knobs, or else with one configuration of each drafter.
@@ -100,7 +101,9 @@ def bench(
     choice: Choice = read_bundle(bundle) if bundle is not None else {}
     flags = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
     flags |= {"top_p": top_p, "min_p": min_p, "seed": seed}
-    placement = Placement(path=target, dtype=dtype, device=device, num_threads=threads)
+    placement = Placement(
+        path=target, dtype=dtype, device=device, num_threads=threads, weights=weights
+    )
     ref = placement.apply(target_of(choice))
     if workload is None:
         raise CliInputError("--workload is missing: give a file of prompts, or builtin")

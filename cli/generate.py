@@ -48,6 +48,7 @@ def generate(
     dtype: opt.DtypeOption = None,
     device: opt.DeviceOption = None,
     threads: opt.ThreadsOption = None,
+    weights: opt.WeightsOption = None,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Generate one answer, with speculation by a bundle or by --knobs, else with stock."""
@@ -55,7 +56,9 @@ def generate(
     flags = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
     flags |= {"top_p": top_p, "min_p": min_p, "seed": seed}
     sampling = override(sampling_of(choice), flags)
-    placement = Placement(path=target, dtype=dtype, device=device, num_threads=threads)
+    placement = Placement(
+        path=target, dtype=dtype, device=device, num_threads=threads, weights=weights
+    )
     running = load_engine(placement.apply(target_of(choice)))
     chosen = resolve(choice, running.facts(sampling.temperature))
     request = _request(sys.stdin.read() if prompt == "-" else prompt, raw, running, sampling)

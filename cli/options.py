@@ -17,6 +17,14 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Weights(StrEnum):
+    """Form of bf16 weights in memory."""
+
+    auto = "auto"
+    plain = "plain"
+    bf12 = "bf12"
+
+
 _MODEL, _WORK, _SAMPLING = "Model and machine", "Workload", "Sampling"
 _MACHINE, _STORE = "Model and machine", "Store and output"
 
@@ -38,6 +46,13 @@ DeviceOption = Annotated[
 ThreadsOption = Annotated[
     int | None,
     typer.Option(min=1, max=1024, help="CPU threads of one worker.", rich_help_panel=_MACHINE),
+]
+WeightsOption = Annotated[
+    Weights | None,
+    typer.Option(
+        help="bf16 weights in memory: bf12 takes 12 bits for the same outputs, auto where it pays.",
+        rich_help_panel=_MACHINE,
+    ),
 ]
 DraftModelOption = Annotated[
     str | None,

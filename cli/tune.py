@@ -78,6 +78,7 @@ def tune(
     dtype: opt.DtypeOption = None,
     device: opt.DeviceOption = None,
     threads: opt.ThreadsOption = None,
+    weights: opt.WeightsOption = None,
     ray_address: Annotated[
         str, _option("A Ray cluster's address, or local for one of its own.", "ADDRESS")
     ] = LOCAL,
@@ -103,6 +104,7 @@ def tune(
         "target.dtype": dtype,
         "target.device": device,
         "target.num_threads": threads,
+        "target.weights": weights,
         "workload.path": workload,
         "workload.limit": limit,
         "workload.heldout_fraction": heldout,

@@ -57,6 +57,7 @@ def verify(
     dtype: opt.DtypeOption = None,
     device: opt.DeviceOption = None,
     threads: opt.ThreadsOption = None,
+    weights: opt.WeightsOption = None,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Prove outputs equal to stock's, token by token. Exit code 1 when they are not lossless."""
@@ -72,7 +73,9 @@ def verify(
             "the sampling that it was made with; drop the option, or tune with it"
         )
     choice: Choice = bundle or {}
-    placement = Placement(path=target, dtype=dtype, device=device, num_threads=threads)
+    placement = Placement(
+        path=target, dtype=dtype, device=device, num_threads=threads, weights=weights
+    )
     ref = placement.apply(target_of(choice))
     if bundle is None and not subject.is_file():
         raise CliInputError(f"{subject} does not exist: give a bundle's folder or outputs")

@@ -15,6 +15,7 @@ from draftsmith.cli.errors import CliInputError
 from draftsmith.engine.job import TargetRef
 from draftsmith.engine.model.loading import LoadedTarget, load_target
 from draftsmith.engine.model.locating import resolve_device
+from draftsmith.engine.model.packing import WeightForm
 from draftsmith.engine.native import NativeEngine
 from draftsmith.engine.timing import MonotonicClock
 from draftsmith.store.addresses import parse_address
@@ -64,6 +65,7 @@ class Placement:
     dtype: str | None = None
     device: str | None = None
     num_threads: int | None = None
+    weights: str | None = None
 
     def apply(self, base: TargetRef | None = None) -> TargetRef:
         """``base`` (a bundle's target) with the options that were given on top."""
@@ -80,6 +82,8 @@ class Placement:
             ref = replace(ref, device=self.device)
         if self.num_threads is not None:
             ref = replace(ref, num_threads=self.num_threads)
+        if self.weights is not None:
+            ref = replace(ref, weights=cast(WeightForm, str(self.weights)))
         return ref
 
 

@@ -29,6 +29,7 @@ class TargetRef:
     device: str = "cpu"
     num_threads: int | None = None
     cache_capacity: int | None = None  # rows a slot; None = what the requests need
+    weights: Literal["auto", "plain", "bf12"] = "auto"  # auto: bf12 where it pays, same bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

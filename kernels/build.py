@@ -25,8 +25,14 @@ import platformdirs
 from draftsmith.kernels.errors import KernelEnvironmentError, KernelInputError
 
 _FOLDER = Path(__file__).parent
-SOURCES = ("linear/cpu.cpp", "tree_attention/cpu.cpp", "decoder_layers/cpu.cpp", "noise/cpu.cpp")
-HEADERS = ("lanes.h", "linear/product.h", "tree_attention/attention.h")
+SOURCES = (
+    "bf12_gemv/cpu.cpp",
+    "linear/cpu.cpp",
+    "tree_attention/cpu.cpp",
+    "decoder_layers/cpu.cpp",
+    "noise/cpu.cpp",
+)
+HEADERS = ("lanes.h", "bf12_gemv/packed.h", "linear/product.h", "tree_attention/attention.h")
 # No contraction: the noise must round after each operation. Products fuse by intrinsics.
 FLAGS = (
     *("-std=c++17", "-O3", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-shared", "-fPIC"),
@@ -37,6 +43,11 @@ COMPILE_SECONDS = 300
 _pointer, _int64, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _float, _uint64, _uint32 = ctypes.c_float, ctypes.c_uint64, ctypes.c_uint32
 _SIGNATURES: dict[str, list[type]] = {
+    "draftsmith_bf12_high_bytes": [_pointer, _int64, _pointer, _int],
+    "draftsmith_bf12_escapes": [_pointer, _int64, _int64, _pointer, _pointer, _int],
+    "draftsmith_bf12_pack": [
+        *(_pointer, _int64, _int64, _pointer, _pointer, _pointer, _pointer, _pointer, _int),
+    ],
     "draftsmith_linear": [
         *(_pointer, _int64, _pointer, _int, _pointer, _pointer),
         *(_int64, _int64, _int64, _int),

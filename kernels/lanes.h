@@ -29,7 +29,9 @@ struct BFloat16 {
     using Element = uint16_t;
     static constexpr bool kSplit = true;
     static inline Pair load(const uint16_t* p) {
-        const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return split(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static inline Pair split(__m256i raw) {
         const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
         return {_mm256_castsi256_ps(_mm256_slli_epi32(raw, 16)),
                 _mm256_castsi256_ps(_mm256_and_si256(raw, high))};

@@ -87,6 +87,7 @@ class Deployment:
                 "dtype": self.target.dtype,
                 "device": self.target.device,
                 "num_threads": self.target.num_threads,
+                "weights": self.target.weights,
             },
             "drafters": sorted(self.drafters),
             "draft_model": self.draft_model and checkpoint_identity(self.draft_model),

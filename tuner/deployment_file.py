@@ -72,6 +72,11 @@ KEYS: dict[str, Key] = {
         kind="str", choices=("bfloat16", "float32", "float16"), help="numbers the target runs in"
     ),
     "target.device": Key(kind="str", help="cpu, cuda or cuda:N"),
+    "target.weights": Key(
+        kind="str",
+        choices=("auto", "plain", "bf12"),
+        help="form of bf16 weights in memory; bf12: 12 bits, same bits out",
+    ),
     "target.num_threads": Key(kind="int", low=1, high=1024, help="CPU threads of one worker"),
     "target.cache_capacity": Key(kind="int", low=16, help="cache rows a request may use"),
     "drafters": Key(kind="strs", choices=FAMILIES, help="drafter families to search"),

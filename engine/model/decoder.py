@@ -19,6 +19,7 @@ from draftsmith.engine.model.placement import RowPlacement, check_rows
 from draftsmith.engine.model.rope import RotaryTables, rotate
 from draftsmith.engine.model.weights import DecoderWeights, LayerWeights
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
+from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
 from draftsmith.kernels.linear import linear
 from draftsmith.kernels.tree_attention import tree_attention
 
@@ -111,8 +112,9 @@ class Decoder:
         bound = max(cache.capacity, max(placement.lengths) + rows.offset + width)
         rotary = self._rotary.gather(rows.positions.reshape(-1), bound)
         attention = _Attention(rows, cache, placement.lengths)
-        hidden = functional.embedding(rows.token_ids.reshape(-1), self._weights.embedding)
-        hidden = hidden.to(self._activation_dtype)
+        hidden = _rows(self._weights.embedding, rows.token_ids.reshape(-1)).to(
+            self._activation_dtype
+        )
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         captured: dict[int, torch.Tensor] = {}
@@ -233,6 +235,13 @@ class _Layer:
         weights = self._weights
         gate_up = linear(x, weights.gate_up.weight, weights.gate_up.bias)
         return linear(self._activation(gate_up), weights.down.weight, weights.down.bias)
+
+
+def _rows(weight: Weight, index: torch.Tensor) -> torch.Tensor:
+    """Rows ``index`` of a weight ``[N, H]``: ``[len(index), H]``."""
+    if isinstance(weight, Bf12Weight):
+        return weight.rows(index)
+    return functional.embedding(index, weight)
 
 
 def _optional_norm(weight: torch.Tensor | None, eps: float) -> RmsNorm | None:

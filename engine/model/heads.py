@@ -10,10 +10,11 @@ import torch
 
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.types import HeadRows
+from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
 
 
 def gather_head_rows(
-    weight: torch.Tensor, bias: torch.Tensor | None, token_ids: Sequence[int]
+    weight: Weight, bias: torch.Tensor | None, token_ids: Sequence[int]
 ) -> HeadRows:
     """Copy the head's rows for ``token_ids``, sorted ascending and unique.
 
@@ -31,7 +32,7 @@ def gather_head_rows(
     index = torch.tensor(ids, dtype=torch.int64, device=weight.device)
     return HeadRows(
         token_ids=index,
-        weight=weight.index_select(0, index),
+        weight=weight.rows(index) if isinstance(weight, Bf12Weight) else weight[index],
         bias=None if bias is None else bias.index_select(0, index),
     )
 

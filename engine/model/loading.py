@@ -24,8 +24,9 @@ from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.model.gguf_file import inspect_gguf, quiet_transformers, read_gguf
 from draftsmith.engine.model.locating import locate, resolve_device
 from draftsmith.engine.model.model import Model
+from draftsmith.engine.model.packing import WeightForm, choose_packing
 from draftsmith.engine.model.refusals import refuse_unsupported
-from draftsmith.engine.model.weights import assemble
+from draftsmith.engine.model.weights import Packer, assemble
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -45,6 +46,8 @@ class LoadedTarget:
 class _Placement:
     dtype: torch.dtype
     device: torch.device
+    pack: Packer | None
+    form: WeightForm
 
 
 def load_target(ref: TargetRef) -> LoadedTarget:
@@ -55,7 +58,9 @@ def load_target(ref: TargetRef) -> LoadedTarget:
     """
     if ref.dtype not in _DTYPES:
         raise EngineInputError(f"dtype {ref.dtype!r} is not one of {', '.join(_DTYPES)}")
-    placement = _Placement(_DTYPES[ref.dtype], resolve_device(ref.device))
+    dtype, device = _DTYPES[ref.dtype], resolve_device(ref.device)
+    pack = choose_packing(ref.weights, dtype, device)
+    placement = _Placement(dtype, device, pack, ref.weights)
     path = locate(ref.path)
     model = _load_gguf(path, placement) if path.is_file() else _load_folder(path, placement)
     return LoadedTarget(model=model, tokenizer=load_tokenizer(path), source_path=path)
@@ -92,6 +97,11 @@ def _load_folder(folder: Path, placement: _Placement) -> Model:
         digest = fingerprint(raw, checkpoint)
         if config.model_type in decoder_families():
             return _decoder(name, config, eos, digest, checkpoint, placement)
+    if placement.form == "bf12":
+        raise UnsupportedError(
+            f"weights=bf12 packs the matrices of our own decoder; a {config.model_type} runs"
+            " through transformers: use weights=plain"
+        )
     # Imported when needed: it brings in most of transformers, some seconds of start-up.
     from draftsmith.engine.model.fallback import load_fallback
 
@@ -128,7 +138,13 @@ def _decoder(
     placement: _Placement,
 ) -> Decoder:
     parsed = replace(parse_config(config), eos_token_ids=eos)
-    weights = assemble(parsed, checkpoint.read, dtype=placement.dtype, device=placement.device)
+    weights = assemble(
+        parsed,
+        checkpoint.read,
+        dtype=placement.dtype,
+        device=placement.device,
+        pack=placement.pack,
+    )
     return Decoder(parsed, weights, name=name, fingerprint=digest)
 
 

@@ -9,16 +9,18 @@ import torch
 
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.model.config import DecoderConfig
+from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
 TensorSource = Callable[[str], torch.Tensor]  # raises KeyError for a name that it lacks
+Packer = Callable[[torch.Tensor], Weight]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    weight: torch.Tensor  # [out, in]
+    weight: Weight  # [out, in]
     bias: torch.Tensor | None = None  # [out] fp32
 
 
@@ -39,15 +41,15 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    embedding: torch.Tensor  # [V, H]
+    embedding: Weight  # [V, H]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [H] fp32
-    head: torch.Tensor  # [V, H]; the embedding itself when tied
+    head: Weight  # [V, H]; the embedding itself when tied
 
     @property
     def num_bytes(self) -> int:
         """Bytes held; a tied head counts once."""
-        tensors: list[torch.Tensor | None] = [self.embedding, self.final_norm]
+        tensors: list[Weight | None] = [self.embedding, self.final_norm]
         if self.head is not self.embedding:
             tensors.append(self.head)
         for layer in self.layers:
@@ -55,39 +57,62 @@ class DecoderWeights:
             tensors += [layer.post_attention_norm, layer.post_mlp_norm]
             for projection in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 tensors += [projection.weight, projection.bias]
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        return sum(_num_bytes(tensor) for tensor in tensors if tensor is not None)
+
+
+def _num_bytes(tensor: Weight) -> int:
+    if isinstance(tensor, Bf12Weight):
+        return tensor.num_bytes
+    return tensor.numel() * tensor.element_size()
 
 
 def assemble(
-    config: DecoderConfig, source: TensorSource, *, dtype: torch.dtype, device: torch.device
+    config: DecoderConfig,
+    source: TensorSource,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    pack: Packer | None = None,
 ) -> DecoderWeights:
-    """Read every tensor of ``config`` from ``source`` once, converting to ``dtype`` on ``device``.
+    """Read every tensor of ``config`` from ``source`` once, converting to ``dtype`` on ``device``;
+    ``pack`` may then give each matrix another form.
 
     Projections that the forward fuses are copied part by part into their final tensor, so the peak
     is the weights plus one part. Raises EngineInputError for a missing tensor, a wrong shape, or an
     untied checkpoint without ``lm_head`` (cases.md B46).
     """
-    return _Assembler(config, source, dtype, device).decoder()
+    return _Assembler(config, source, dtype, device, pack or _as_it_is).decoder()
+
+
+def _as_it_is(tensor: torch.Tensor) -> Weight:
+    return tensor
 
 
 class _Assembler:
     def __init__(
-        self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        pack: Packer,
     ) -> None:
         self.config = config
         self.source = source
         self.dtype = dtype
         self.device = device
+        self.pack = pack
 
     def decoder(self) -> DecoderWeights:
         config = self.config
         shape = (config.vocab_size, config.hidden_size)
         embedding, head = self._tied(shape) if config.tied_head else self._untied(shape)
+        packed = self.pack(head)
         return DecoderWeights(
-            embedding=embedding,
+            embedding=packed if head is embedding else embedding,
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
             final_norm=self._norm("model.norm.weight", config.hidden_size),
-            head=head,
+            head=packed,
         )
 
     def _tied(self, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +182,7 @@ class _Assembler:
             if biases is not None:
                 biases[start : start + rows] = self._read(name + ".bias", (rows,))
             start += rows
-        return Projection(weight=weight, bias=biases)
+        return Projection(weight=self.pack(weight), bias=biases)
 
     def _qk_norm(self, attention: str) -> torch.Tensor:
         config = self.config

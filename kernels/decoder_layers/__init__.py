@@ -6,8 +6,9 @@ For each row: x = embedding[token] * embedding_scale; then, layer by layer,
     f = act(gate(norm(x))) * up(norm(x))         x = x + post_norm(down(f))
 
 with keys and values written into the cache on the way. Shapes: H hidden, I inner, Hq query heads,
-Hkv key heads, D head dimension; weights and cache share one type (fp32, bf16, fp16), everything
-else is fp32. Rows, visibility and logical order of keys are those of ``kernels.tree_attention``.
+Hkv key heads, D head dimension; weights and cache share one type (fp32, bf16, fp16; a bf16 weight
+may be packed, ``kernels.bf12_gemv``), everything else is fp32. Rows, visibility and logical order
+of keys are those of ``kernels.tree_attention``.
 
 Bytes: every weight once (sum over layers of H * ((Hq + 2 Hkv) D + Hq D + 3 I) * element size), the
 visible rows of the cache, activations of a few rows. Floor: those bytes over the memory's
@@ -27,7 +28,9 @@ from dataclasses import dataclass
 import torch
 
 from draftsmith.kernels.backend import library
+from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
 from draftsmith.kernels.errors import KernelInputError
+from draftsmith.kernels.linear import MatrixStruct, matrix_struct
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _pointer, _int64, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -51,21 +54,22 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensors:
-    """One layer. Weights dense and of one type, biases and norms fp32; None where there is none.
-    ``window`` counts positions, a row's own included; ``rope`` indexes the tables given to ``run``.
+    """One layer. Weights dense or packed, of one type, biases and norms fp32; None where there is
+    none. ``window`` counts positions, a row's own included; ``rope`` indexes the tables given to
+    ``run``.
     """
 
     input_norm: torch.Tensor  # [H]
-    qkv: torch.Tensor  # [(Hq + 2 Hkv) D, H]
+    qkv: Weight  # [(Hq + 2 Hkv) D, H]
     qkv_bias: torch.Tensor | None
     qk_norm: torch.Tensor | None  # [Hq + Hkv, D]
-    output: torch.Tensor  # [H, Hq D]
+    output: Weight  # [H, Hq D]
     output_bias: torch.Tensor | None
     post_attention_norm: torch.Tensor | None  # [H]
     mlp_norm: torch.Tensor  # [H]
-    gate_up: torch.Tensor  # [2 I, H], gate first
+    gate_up: Weight  # [2 I, H], gate first; packed only where I is a multiple of 4
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor  # [H, I]
+    down: Weight  # [H, I]
     down_bias: torch.Tensor | None
     post_mlp_norm: torch.Tensor | None  # [H]
     window: int | None
@@ -73,12 +77,13 @@ class LayerTensors:
 
 
 _SETTINGS = ("window", "rope")  # the fields of LayerTensors that are no tensors
+_WEIGHTS = ("qkv", "output", "gate_up", "down")
 _TENSORS = tuple(name for name in LayerTensors.__dataclass_fields__ if name not in _SETTINGS)
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in _TENSORS),
+        *((name, MatrixStruct if name in _WEIGHTS else _pointer) for name in _TENSORS),
         *((name, _int64) for name in _SETTINGS),
     )
 
@@ -89,7 +94,7 @@ class _Rope(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("layers", "embedding")),
+        *(("layers", _pointer), ("embedding", MatrixStruct)),
         *((name, _int64) for name in ("hidden", "inner", "heads", "kv_heads", "dim", "gelu")),
         *((name, _float) for name in ("eps", "scale", "softcap", "embedding_scale")),
     )
@@ -111,11 +116,11 @@ class DecoderLayers:
     def __init__(
         self,
         shape: DecoderShape,
-        embedding: torch.Tensor,  # [V, H]
+        embedding: Weight,  # [V, H]
         layers: Sequence[LayerTensors],
     ) -> None:
         """Raises ``KernelInputError`` for a tensor of another shape, type or layout."""
-        if embedding.dtype not in _DTYPE_CODES or not embedding.is_cpu:
+        if embedding.dtype not in _DTYPE_CODES or embedding.device.type != "cpu":
             raise KernelInputError(
                 f"weights are {embedding.dtype} on {embedding.device};"
                 " fp32, bf16 or fp16 on the CPU are needed"
@@ -130,7 +135,7 @@ class DecoderLayers:
         self._table = (_Layer * len(layers))(*(_Layer(*_layer_row(layer)) for layer in layers))
         self._model = _Model(
             ctypes.addressof(self._table),
-            embedding.data_ptr(),
+            matrix_struct(embedding),
             *(shape.hidden, shape.inner, shape.num_heads, shape.num_kv_heads, shape.head_dim),
             *(int(shape.gelu), shape.norm_eps, shape.attention_scale),
             shape.attention_softcap or 0.0,
@@ -245,10 +250,13 @@ class DecoderLayers:
             )
 
 
-def _layer_row(layer: LayerTensors) -> tuple[int | None, ...]:
-    tensors = (getattr(layer, name) for name in _TENSORS)
-    pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-    return (*pointers, layer.window or 0, -1 if layer.rope is None else layer.rope)
+def _layer_row(layer: LayerTensors) -> tuple[int | MatrixStruct | None, ...]:
+    values = ((name, getattr(layer, name)) for name in _TENSORS)
+    fields = (
+        matrix_struct(value) if name in _WEIGHTS else None if value is None else value.data_ptr()
+        for name, value in values
+    )
+    return (*fields, layer.window or 0, -1 if layer.rope is None else layer.rope)
 
 
 def _check_layer(index: int, layer: LayerTensors, shape: DecoderShape, dtype: torch.dtype) -> None:
@@ -274,9 +282,20 @@ def _check_layer(index: int, layer: LayerTensors, shape: DecoderShape, dtype: to
         tensor = getattr(layer, name)
         if tensor is not None:
             _check(f"{name} of layer {index}", tensor, size, kind)
+    if isinstance(layer.gate_up, Bf12Weight) and inner % 4:
+        raise KernelInputError(
+            f"gate_up of layer {index} is packed and has 2 x {inner} rows: each half must be a"
+            " multiple of 4; leave it dense"
+        )
 
 
-def _check(name: str, tensor: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> None:
+def _check(name: str, tensor: Weight, size: tuple[int, ...], dtype: torch.dtype) -> None:
+    if isinstance(tensor, Bf12Weight):
+        if tensor.shape != size or tensor.dtype != dtype:
+            raise KernelInputError(
+                f"{name} is packed {tensor.dtype} {tensor.shape}; {dtype} {size} is needed"
+            )
+        return
     if tuple(tensor.shape) != size or tensor.dtype != dtype or not tensor.is_contiguous():
         raise KernelInputError(
             f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()};"

@@ -24,16 +24,16 @@ constexpr int64_t kSerialWork = 1 << 16;  // multiply-adds a layer under which o
 // One layer: pointers to fp32 norms and biases and to weights, null where there is none.
 struct Layer {
     const float* input_norm;           // [H]
-    const void* qkv;                   // [(Hq + 2 Hkv) D, H]
+    product::Matrix qkv;                  // [(Hq + 2 Hkv) D, H]
     const float* qkv_bias;
     const float* qk_norm;              // [Hq + Hkv, D]
-    const void* output;                // [H, Hq D]
+    product::Matrix output;               // [H, Hq D]
     const float* output_bias;
     const float* post_attention_norm;  // [H]
     const float* mlp_norm;             // [H]
-    const void* gate_up;               // [2 I, H], gate first
+    product::Matrix gate_up;              // [2 I, H], gate first
     const float* gate_up_bias;
-    const void* down;                  // [H, I]
+    product::Matrix down;                 // [H, I]
     const float* down_bias;
     const float* post_mlp_norm;        // [H]
     int64_t window;                    // 0: none
@@ -47,7 +47,7 @@ struct Rope {
 
 struct Model {
     const Layer* layers;
-    const void* embedding;  // [V, H]
+    product::Matrix embedding;  // [V, H]
     int64_t H, I, Hq, Hkv, D;
     int64_t gelu;  // activation: 0 silu, 1 tanh-approximated gelu
     float eps, attention_scale, softcap, embedding_scale;
@@ -191,11 +191,23 @@ private:
     // Every function below is called by all threads and ends with all of them at a barrier.
 
     void embed() {
-        const Element* table = static_cast<const Element*>(m.embedding);
+        const bf12::Packed& packed = m.embedding.packed;
+        const int64_t padded = product::padded(m.H);
+        static thread_local std::vector<uint16_t> group;
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < R; ++r) {
-            const Element* from = table + c.tokens[rows[r].at] * m.H;
+            const int64_t token = c.tokens[rows[r].at];
             float* to = buffers.hidden.data() + r * m.H;
+            if (packed.units) {
+                group.resize(bf12::kRows * padded);
+                bf12::unpack_group(packed, bf12::Decoder(packed), token / bf12::kRows, m.H,
+                                   group.data(), padded);
+                const uint16_t* from = group.data() + token % bf12::kRows * padded;
+                for (int64_t j = 0; j < m.H; ++j)
+                    to[j] = lanes::BFloat16::scalar(from[j]) * m.embedding_scale;
+                continue;
+            }
+            const Element* from = static_cast<const Element*>(m.embedding.rows) + token * m.H;
             for (int64_t j = 0; j < m.H; ++j) to[j] = T::scalar(from[j]) * m.embedding_scale;
         }
     }
@@ -228,9 +240,8 @@ private:
         float* gates = buffers.gate_up.data();
         const product::Problem p{buffers.packed.data(), layer.gate_up_bias, gates, R, m.H,
                                  product::padded(m.H), 2 * m.I, false};
-        const Element* weight = static_cast<const Element*>(layer.gate_up);
-        product::run_range<T>(p, weight, range.begin, range.end);
-        product::run_range<T>(p, weight, m.I + range.begin, m.I + range.end);
+        product::run_matrix<T>(p, layer.gate_up, range.begin, range.end);
+        product::run_matrix<T>(p, layer.gate_up, m.I + range.begin, m.I + range.end);
         for (int64_t r = 0; r < R; ++r) {  // of its own columns: no other thread is waited for
             float* gate = gates + r * 2 * m.I + range.begin;
             activate(gate, gate + m.I, range.end - range.begin, m.gelu != 0);
@@ -263,7 +274,7 @@ private:
     }
 
     // hidden += norm(packed @ weight + bias), the norm where there is one.
-    void join(const void* weight, const float* bias, int64_t K, const float* norm) {
+    void join(const product::Matrix& weight, const float* bias, int64_t K, const float* norm) {
         if (!norm) {
             multiply(weight, bias, K, m.H, buffers.hidden.data(), true);
             return;
@@ -277,10 +288,10 @@ private:
         }
     }
 
-    void multiply(const void* weight, const float* bias, int64_t K, int64_t N, float* out, bool add) {
+    void multiply(const product::Matrix& weight, const float* bias, int64_t K, int64_t N, float* out, bool add) {
         const product::Problem p{buffers.packed.data(), bias, out, R, K, product::padded(K), N, add};
         const product::Range range = product::share(N, omp_get_thread_num(), omp_get_num_threads());
-        product::run_range<T>(p, static_cast<const Element*>(weight), range.begin, range.end);
+        product::run_matrix<T>(p, weight, range.begin, range.end);
 #pragma omp barrier
     }
 

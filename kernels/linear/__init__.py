@@ -1,7 +1,8 @@
 """Product of a few rows with a large weight, row-stable on the CPU.
 
 Formula: out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
-x [M, K] fp32, weight [N, K] fp32, bf16 or fp16, dense; bias [N] or None; out [M, N] in x's dtype.
+x [M, K] fp32, weight [N, K] fp32, bf16 or fp16, dense, or packed bf16 (``kernels.bf12_gemv``); bias
+[N] or None; out [M, N] in x's dtype.
 
 Why not torch: its bf16 product on a CPU without AMX or AVX-512 costs M times one row, and its fp32
 product picks its blocking, hence its rounding, by M. ``cpu.cpp`` reads the weights once for all
@@ -13,16 +14,32 @@ for ``cpu.cpp``; the reference also rounds x and the result to the weight's type
 the reference runs.
 """
 
+import ctypes
+
 import torch
 
 from draftsmith.kernels.backend import library
+from draftsmith.kernels.bf12_gemv import Bf12Weight, PackedStruct, Weight
 from draftsmith.kernels.errors import KernelInputError
 from draftsmith.kernels.linear.reference import linear_reference
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+class MatrixStruct(ctypes.Structure):
+    """``product::Matrix``."""
+
+    _fields_ = (("rows", ctypes.c_void_p), ("packed", PackedStruct))
+
+
+def matrix_struct(weight: Weight) -> MatrixStruct:
+    """A weight as C++ takes it; the weight must outlive it."""
+    if isinstance(weight, Bf12Weight):
+        return MatrixStruct(None, weight.struct())
+    return MatrixStruct(weight.data_ptr(), PackedStruct())
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """See the module's docstring. Raises ``KernelInputError`` on shapes that do not match."""
     num_rows, depth = _shape(x, "x")
     num_outputs, weight_depth = _shape(weight, "weight")
@@ -32,15 +49,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         )
     if bias is not None and bias.shape != (num_outputs,):
         raise KernelInputError(f"bias has shape {tuple(bias.shape)}; weight needs ({num_outputs},)")
-    if not weight.is_contiguous():
+    if not isinstance(weight, Bf12Weight) and not weight.is_contiguous():
         raise KernelInputError(
             f"weight has strides {weight.stride()}; it must be contiguous:"
             " copying it would cost each call"
         )
-    native = library() if x.is_cpu and weight.is_cpu else None
+    native = library() if x.is_cpu and weight.device.type == "cpu" else None
     code = _DTYPE_CODES.get(weight.dtype)
     if native is None or code is None or x.dtype != torch.float32:
-        return linear_reference(x, weight, bias)
+        whole = weight.unpack() if isinstance(weight, Bf12Weight) else weight
+        return linear_reference(x, whole, bias)
     out = torch.empty(num_rows, num_outputs, dtype=torch.float32)
     if out.numel() == 0:
         return out
@@ -48,18 +66,19 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x = x.contiguous()
     if bias is not None:
         bias = bias.to(torch.float32).contiguous()
+    matrix = matrix_struct(weight)
     native.draftsmith_linear(
-        *(x.data_ptr(), x.stride(0), weight.data_ptr(), code),
+        *(x.data_ptr(), x.stride(0), ctypes.addressof(matrix), code),
         *(None if bias is None else bias.data_ptr(), out.data_ptr()),
         *(num_rows, num_outputs, depth, torch.get_num_threads()),
     )
     return out
 
 
-def _shape(tensor: torch.Tensor, name: str) -> tuple[int, int]:
-    if tensor.dim() != 2:
+def _shape(tensor: Weight, name: str) -> tuple[int, int]:
+    if len(tensor.shape) != 2:
         raise KernelInputError(f"{name} has shape {tuple(tensor.shape)}, two dimensions are needed")
     return tensor.shape[0], tensor.shape[1]
 
 
-__all__ = ["linear"]
+__all__ = ["MatrixStruct", "linear", "matrix_struct"]

@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds under which one thread is faster
 
 template <class T>
-void run(product::Problem p, int64_t N, const float* x, int64_t x_stride, const typename T::Element* weight,
+void run(product::Problem p, int64_t N, const float* x, int64_t x_stride, const product::Matrix& weight,
          int threads) {
     static thread_local std::vector<float> scratch;
     p.padded = product::padded(p.K);
@@ -24,19 +24,21 @@ void run(product::Problem p, int64_t N, const float* x, int64_t x_stride, const 
 #pragma omp for schedule(static)
         for (int part = 0; part < threads; ++part) {
             const product::Range range = product::share(N, part, threads);
-            product::run_range<T>(p, weight, range.begin, range.end);
+            product::run_matrix<T>(p, weight, range.begin, range.end);
         }
     }
 }
 
 }  // namespace
 
-// dtype of weight: 0 fp32, 1 bf16, 2 fp16. x rows are x_stride floats apart; weight and out are dense.
-extern "C" __attribute__((visibility("default"))) void draftsmith_linear(const float* x, int64_t x_stride, const void* weight, int dtype,
-                                  const float* bias, float* out, int64_t M, int64_t N, int64_t K,
-                                  int threads) {
+// dtype of weight: 0 fp32, 1 bf16, 2 fp16; packed weights are bf16. x rows are x_stride floats apart;
+// weight and out are dense.
+extern "C" __attribute__((visibility("default"))) void draftsmith_linear(const float* x, int64_t x_stride,
+                                                                         const product::Matrix* weight, int dtype,
+                                                                         const float* bias, float* out, int64_t M,
+                                                                         int64_t N, int64_t K, int threads) {
     const product::Problem p{nullptr, bias, out, M, K, 0, N, false};
-    if (dtype == 0) run<lanes::Float32>(p, N, x, x_stride, static_cast<const float*>(weight), threads);
-    else if (dtype == 1) run<lanes::BFloat16>(p, N, x, x_stride, static_cast<const uint16_t*>(weight), threads);
-    else run<lanes::Float16>(p, N, x, x_stride, static_cast<const uint16_t*>(weight), threads);
+    if (dtype == 0) run<lanes::Float32>(p, N, x, x_stride, *weight, threads);
+    else if (dtype == 1) run<lanes::BFloat16>(p, N, x, x_stride, *weight, threads);
+    else run<lanes::Float16>(p, N, x, x_stride, *weight, threads);
 }

@@ -1,0 +1,66 @@
+"""Which form a target's matrices take in memory: as they are, or bf16 in 12 bits without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from draftsmith.engine.errors import EngineInputError
+from draftsmith.kernels.backend import library
+from draftsmith.kernels.bf12_gemv import MAX_ESCAPES, Weight, commonest, high_byte_counts, pack
+
+WeightForm = Literal["auto", "plain", "bf12"]
+FORMS = ("auto", "plain", "bf12")
+_MULTIPLE = 8  # rows of a matrix that is packed: two halves of whole groups (gate and up)
+
+
+@dataclass(slots=True)
+class Packing:
+    """Packs matrices as they come, and keeps count. A matrix stays plain where more than one per
+    cent of its numbers lie outside the sixteen commonest high bytes, or its rows are not a multiple
+    of 8.
+    """
+
+    packed_bytes: int = 0
+    plain_bytes: int = 0  # of matrices left as they are
+    reasons: list[str] = field(default_factory=list)  # why they are
+
+    def __call__(self, tensor: torch.Tensor) -> Weight:
+        reason = ""
+        if tensor.shape[0] % _MULTIPLE:
+            reason = f"{tensor.shape[0]} rows are no multiple of {_MULTIPLE}"
+        else:
+            highs, escapes = commonest(high_byte_counts(tensor))
+            if escapes <= MAX_ESCAPES:
+                weight = pack(tensor, highs)
+                self.packed_bytes += weight.num_bytes
+                return weight
+            reason = f"{escapes:.1%} of the numbers lie outside the sixteen commonest high bytes"
+        self.plain_bytes += tensor.numel() * tensor.element_size()
+        self.reasons.append(f"{tuple(tensor.shape)}: {reason}")
+        return tensor
+
+
+def choose_packing(
+    form: WeightForm, dtype: torch.dtype, device: torch.device
+) -> Callable[[torch.Tensor], Weight] | None:
+    """What packs the matrices of a target; None: nothing. ``auto`` packs where it pays: bf16 on a
+    CPU that runs the C++ kernels. EngineInputError where ``bf12`` is asked for and cannot be had.
+    """
+    if form not in FORMS:
+        raise EngineInputError(f"weights {form!r} is not one of {', '.join(FORMS)}")
+    possible = dtype == torch.bfloat16 and device.type == "cpu"
+    if form == "bf12" and not possible:
+        raise EngineInputError(
+            f"weights=bf12 is a form of bfloat16 weights on the CPU, not of {dtype} on {device};"
+            " use weights=plain, or dtype bfloat16"
+        )
+    if form == "bf12" and library() is None:
+        raise EngineInputError(
+            "weights=bf12 needs the C++ kernels, which do not run here (draftsmith doctor says"
+            " why); use weights=plain"
+        )
+    return Packing() if form != "plain" and possible and library() is not None else None

@@ -1,0 +1,188 @@
+"""Lossless 12-bit form of bf16 weights, for products that wait for memory.
+
+A trained tensor uses few exponents: the sixteen commonest high bytes (sign and upper seven bits of
+the exponent) cover all but some ten-thousandths of its numbers. Stored are the low byte as it is
+and four bits that name the high one; the few other numbers stand in a list (``packed.h`` has the
+layout). The idea is that of Turbo-Lossless (github.com/cenconq25/Turbo-Lossless), which codes the
+exponent alone and by a range. High bytes need one look-up and no arithmetic to restore, a table has
+room for exact zeros (one per cent of SmolLM2's embedding), and no code is spent on escapes: the
+list says where they are.
+
+Products with a packed weight go through ``kernels.linear`` and ``kernels.decoder_layers`` and have
+the bits of the same product with the bf16 tensor: numbers are restored before they are multiplied.
+
+Bytes: 0.75 of bf16's, and 6 for each escape. Floor of a product with one row: those bytes over the
+memory's bandwidth. Decoding costs three instructions for 16 numbers beside the loads, once for up
+to three rows; for more rows a group of four weight rows is decoded into L1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from draftsmith.kernels.backend import library
+from draftsmith.kernels.bf12_gemv.reference import (
+    CODES,
+    ROWS,
+    STEP,
+    UNIT_BYTES,
+    pack_reference,
+    unpack_groups,
+)
+from draftsmith.kernels.errors import KernelInputError
+
+MAX_ESCAPES = 0.01  # share of a tensor's numbers; above it plain bf16 is as good
+
+
+class PackedStruct(ctypes.Structure):
+    """``bf12::Packed``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("units", "starts", "places", "values")),
+        ("highs", ctypes.c_uint8 * CODES),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bf12Weight:
+    """A bf16 weight ``[N, K]`` on the CPU, packed."""
+
+    shape: tuple[int, int]
+    units: torch.Tensor  # uint8 [N / 4, steps, 96]
+    starts: torch.Tensor  # int64 [N / 4 + 1]
+    places: torch.Tensor  # int32 [escapes]
+    values: torch.Tensor  # int16 [escapes]: bf16 bits
+    highs: torch.Tensor  # uint8 [16], ascending: the high bytes that the codes name
+
+    dtype = torch.bfloat16
+    device = torch.device("cpu")
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.units, self.starts, self.places, self.values, self.highs)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    @property
+    def escape_share(self) -> float:
+        return len(self.places) / (self.shape[0] * self.shape[1])
+
+    def struct(self) -> PackedStruct:
+        """For C++; the tensors must outlive it."""
+        tensors = (self.units, self.starts, self.places, self.values)
+        highs = (ctypes.c_uint8 * CODES)(*self.highs.tolist())
+        return PackedStruct(*(tensor.data_ptr() for tensor in tensors), highs)
+
+    def unpack(self) -> torch.Tensor:
+        """The bf16 tensor ``[N, K]``, bit for bit."""
+        return unpack_groups(
+            *(self.units, self.starts, self.places, self.values, self.highs, self.shape[1])
+        )
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """bf16 ``[len(index), K]``: these rows of it."""
+        groups, inverse = torch.unique(index // ROWS, return_inverse=True)
+        counts = self.starts.diff()[groups]
+        starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+        offsets = torch.arange(int(starts[-1])) - torch.repeat_interleave(starts[:-1], counts)
+        escapes = torch.repeat_interleave(self.starts[groups], counts) + offsets
+        whole = unpack_groups(
+            *(self.units[groups], starts, self.places[escapes], self.values[escapes]),
+            *(self.highs, self.shape[1]),
+        )
+        return whole[inverse * ROWS + index % ROWS]
+
+
+Weight = torch.Tensor | Bf12Weight
+
+
+def high_byte_counts(weight: torch.Tensor) -> torch.Tensor:
+    """int64 ``[256]``: how often each high byte occurs in a bf16 tensor on the CPU."""
+    _check(weight)
+    native = library()
+    if native is None:
+        highs = (weight.reshape(-1).view(torch.int16) >> 8) & 0xFF
+        return torch.bincount(highs.long(), minlength=256)
+    counts = torch.empty(256, dtype=torch.int64)
+    native.draftsmith_bf12_high_bytes(
+        weight.data_ptr(), weight.numel(), counts.data_ptr(), torch.get_num_threads()
+    )
+    return counts
+
+
+def commonest(counts: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The sixteen high bytes that most numbers have, ascending (uint8), and the share of numbers
+    that they leave out.
+    """
+    order = torch.argsort(counts, descending=True, stable=True)
+    highs = order[:CODES].sort().values
+    share = 1.0 - int(counts[highs].sum()) / max(1, int(counts.sum()))
+    return highs.to(torch.uint8), share
+
+
+def pack(weight: torch.Tensor, highs: torch.Tensor) -> Bf12Weight:
+    """Pack dense bf16 ``[N, K]`` on the CPU with a code for each of sixteen ``highs`` (uint8,
+    ascending). KernelInputError for another type or layout, and where N is not a multiple of 4.
+    """
+    _check(weight)
+    num_rows, num_columns = weight.shape
+    if num_rows % ROWS:
+        raise KernelInputError(
+            f"a weight of {num_rows} rows cannot be packed: rows are packed {ROWS} together"
+        )
+    ascending = highs.shape == (CODES,) and bool((highs.int().diff() > 0).all())
+    if highs.dtype != torch.uint8 or not ascending:
+        raise KernelInputError(
+            f"highs are {highs.tolist()} ({highs.dtype}); sixteen ascending ones as uint8 are"
+            " needed"
+        )
+    shape = (num_rows, num_columns)
+    native = library()
+    if native is None:
+        units, starts, places, values = pack_reference(weight, highs)
+    else:
+        threads = torch.get_num_threads()
+        escapes = torch.empty(num_rows // ROWS, dtype=torch.int64)
+        native.draftsmith_bf12_escapes(
+            *(weight.data_ptr(), num_rows, num_columns, highs.data_ptr()),
+            *(escapes.data_ptr(), threads),
+        )
+        starts = torch.cat((torch.zeros(1, dtype=torch.int64), escapes.cumsum(0)))
+        steps = -(-num_columns // STEP)
+        units = torch.empty(num_rows // ROWS, steps, UNIT_BYTES, dtype=torch.uint8)
+        places = torch.empty(int(starts[-1]), dtype=torch.int32)
+        values = torch.empty(int(starts[-1]), dtype=torch.int16)
+        native.draftsmith_bf12_pack(
+            *(weight.data_ptr(), num_rows, num_columns, highs.data_ptr(), units.data_ptr()),
+            *(starts.data_ptr(), places.data_ptr(), values.data_ptr(), threads),
+        )
+    return Bf12Weight(
+        shape=shape,
+        units=units,
+        starts=starts,
+        places=places,
+        values=values,
+        highs=highs,
+    )
+
+
+def _check(weight: torch.Tensor) -> None:
+    fits = weight.dtype == torch.bfloat16 and weight.is_cpu and weight.is_contiguous()
+    if not fits or weight.dim() != 2:
+        raise KernelInputError(
+            f"weight is {weight.dtype} {tuple(weight.shape)} with strides {weight.stride()} on"
+            f" {weight.device}; dense bf16 [N, K] on the CPU is needed"
+        )
+
+
+__all__ = [
+    "MAX_ESCAPES",
+    "Bf12Weight",
+    "PackedStruct",
+    "Weight",
+    "commonest",
+    "high_byte_counts",
+    "pack",
+]
