@@ -63,13 +63,15 @@ def read_knobs(text: str) -> dict[str, Any]:
 
 
 def target_of(choice: Choice) -> TargetRef | None:
-    """How a bundle's target was loaded; None for plain knobs, or when the bundle does not say."""
+    """How a bundle's target was loaded; None for plain knobs, or when the bundle does not say. The
+    form of its weights is left to this machine: it changes no output.
+    """
     if isinstance(choice, dict):
         return None
     values = choice.parts.evidence.get("target")
     if not isinstance(values, dict):
         return None
-    return TargetRef(**_known(TargetRef, values, "evidence.json: target"))
+    return replace(TargetRef(**_known(TargetRef, values, "evidence.json: target")), weights="auto")
 
 
 def sampling_of(choice: Choice) -> Sampling:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +78,7 @@ def speeds(turns: Sequence[Turn]) -> dict[str, float | None]:
     """Tokens a second with prefill, without it, and the mean seconds of a request's prefill; the
     latter two are None where a peer does not tell.
     """
+    turns = list(_by_unit(turns).values())
     tokens, seconds = sum(t.num_tokens for t in turns), sum(t.seconds for t in turns)
     requests = sum(t.num_requests for t in turns)
     told = [t.prefill_s for t in turns if t.prefill_s is not None]
@@ -152,16 +154,20 @@ def _ratio(theirs: Sequence[Turn], ours: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _by_unit(turns: Sequence[Turn]) -> dict[tuple[int, int], Turn]:
-    """Repeats of a unit added up."""
+    """Medians over the repeats of a unit, as ``tuner.evidence`` takes them."""
     groups: dict[tuple[int, int], list[Turn]] = defaultdict(list)
     for turn in turns:
         groups[turn.key[:2]].append(turn)
-    return {
-        key: group[0]._replace(
-            seconds=sum(t.seconds for t in group), num_tokens=sum(t.num_tokens for t in group)
-        )
-        for key, group in groups.items()
-    }
+    return {key: _typical(group) for key, group in groups.items()}
+
+
+def _typical(repeats: Sequence[Turn]) -> Turn:
+    told = [turn.prefill_s for turn in repeats if turn.prefill_s is not None]
+    return repeats[0]._replace(
+        seconds=median(turn.seconds for turn in repeats),
+        prefill_s=median(told) if len(told) == len(repeats) else None,
+        num_tokens=round(median(turn.num_tokens for turn in repeats)),
+    )
 
 
 def _of_timing(job: int, timing: UnitTiming) -> Turn:

@@ -47,7 +47,7 @@ def make_plan(material: Material, incumbent: Incumbent | None) -> dict[str, Any]
     confirming_s = reserve_s(stock_s, share.num_heldout, after)
     explore_s = max(0.0, budget_s - stock_part_s - confirming_s)
     first_rung = len(rung_slices(share.num_tuning, supply.concurrency)[0])
-    first_s = trial_s(stock_s, first_rung)
+    first_s = trial_s(stock_s, first_rung, supply.concurrency)
     trials = int(explore_s / first_s)
     if deployment.effort.max_trials is not None:
         trials = min(trials, deployment.effort.max_trials)

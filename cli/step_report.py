@@ -40,7 +40,7 @@ def measure_steps(
         configs,
         clock,
         inputs=inputs,
-        load_draft_model=lambda path: load_target(replace(ref, path=path)).model,
+        load_draft_model=lambda path: load_target(ref.draft(path)).model,
     )
     return {
         "floor": {**asdict(floor), "layers_s": floor.layers_s, "head_s": floor.head_s},

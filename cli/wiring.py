@@ -96,7 +96,7 @@ def load_engine(ref: TargetRef) -> Running:
         target.model,
         tokenizer=target.tokenizer,
         clock=MonotonicClock(resolve_device(ref.device)),
-        load_draft_model=lambda path: load_target(replace(ref, path=path)).model,
+        load_draft_model=lambda path: load_target(ref.draft(path)).model,
     )
     return Running(target, engine)
 

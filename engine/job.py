@@ -31,6 +31,13 @@ class TargetRef:
     cache_capacity: int | None = None  # rows a slot; None = what the requests need
     weights: Literal["auto", "plain", "bf12"] = "auto"  # auto: bf12 where it pays, same bits
 
+    def draft(self, path: str) -> TargetRef:
+        """A draft model beside this target: the same numbers on the same device, its weights plain
+        where the target's are to be.
+        """
+        form: Literal["auto", "plain"] = "plain" if self.weights == "plain" else "auto"
+        return TargetRef(path=path, dtype=self.dtype, device=self.device, weights=form)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftInputs:

@@ -17,7 +17,6 @@ from draftsmith.engine.batch import causal_rows, real_rows
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.decode import prefill
 from draftsmith.engine.errors import EngineInputError
-from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.timing import Clock
 from draftsmith.engine.types import RowBatch
@@ -108,21 +107,15 @@ def step_table(
 
 
 def measure_floor(model: Model, clock: Clock, *, rounds: int = 5) -> Floor:
-    """Best read rate and product rate of this machine now, and the bytes that a step must read. An
-    embedding apart from the head is read a row at a time and left out; of models that are not a
-    ``Decoder`` it is not known whether they have one, and they count as if not.
-    """
+    """Best read rate and product rate of this machine now, and the bytes that a step must read."""
     cache = model.new_cache(num_slots=1, capacity=1)
-    head = model.trim_head([0]).weight
-    head_bytes = model.info.vocab_size * head.shape[1] * head.element_size()
-    tables = 1 if not isinstance(model, Decoder) or model.config.tied_head else 2
     read = torch.ones(BANDWIDTH_BYTES // 4, device=cache.device)
     square = torch.ones(PEAK_SIZE, PEAK_SIZE, device=cache.device)
     return Floor(
         bytes_per_s=BANDWIDTH_BYTES / _fastest(lambda: read.sum(), clock, rounds),
         flops_per_s=2 * PEAK_SIZE**3 / _fastest(lambda: square @ square, clock, rounds),
-        layers_bytes=model.info.weight_bytes - head_bytes * tables,
-        head_bytes=head_bytes,
+        layers_bytes=model.info.layers_bytes,
+        head_bytes=model.info.head_bytes,
     )
 
 

@@ -22,6 +22,8 @@ CLIMB_SHARE = 0.25  # of the search's time that one climb over all tuning prompt
 MIN_TRIALS = 2  # rung-0 trials that the smallest run holds
 MIN_PASSES, MAX_PASSES = 2, 6
 START_S = 5.0  # a job's own overhead
+SHORT_UNIT_S = 0.3  # a timed unit shorter than this is repeated: a stall would be most of it
+REPEATS = 3  # of which the median counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,8 @@ def allot(stock_s: float, supply: Supply) -> Allotment:
         reserve = confirm_s(stock_s, larger.num_heldout, supply, passes=MIN_PASSES)
         smallest = replace(larger, num_tuning=min(least, larger.num_tuning))
         search_s = supply.left_s - baseline_s(stock_s, smallest, supply) - reserve
-        climb = int(CLIMB_SHARE * search_s / (2 * stock_s * (1 + JUDGING)))
+        each_s = 2 * stock_s * (repeats_of(stock_s, supply.concurrency) + JUDGING)
+        climb = int(CLIMB_SHARE * search_s / each_s)
         larger = replace(larger, num_tuning=min(larger.num_tuning, least + max(0, climb)))
         if baseline_s(stock_s, larger, supply) + reserve > FIXED_SHARE * supply.left_s:
             break
@@ -82,14 +85,20 @@ def minimum_s(stock_s: float, supply: Supply) -> float:
     smallest = cut(supply, 0.0, supply.min_prompts)
     return (
         baseline_s(stock_s, smallest, supply)
-        + MIN_TRIALS * trial_s(stock_s, smallest.num_tuning)
+        + MIN_TRIALS * trial_s(stock_s, smallest.num_tuning, supply.concurrency)
         + confirm_s(stock_s, smallest.num_heldout, supply, passes=1)
     )
 
 
-def trial_s(stock_s: float, num_prompts: int) -> float:
+def trial_s(stock_s: float, num_prompts: int, concurrency: int) -> float:
     """One trial over so many prompts: stock and a configuration that is no slower."""
-    return START_S * min(1.0, stock_s) + 2 * num_prompts * stock_s * (1 + JUDGING)
+    work = 2 * num_prompts * stock_s * (repeats_of(stock_s, concurrency) + JUDGING)
+    return START_S * min(1.0, stock_s) + work
+
+
+def repeats_of(stock_s: float, concurrency: int) -> int:
+    """Times that a trial runs each of its units."""
+    return REPEATS if unit_size(concurrency) * stock_s < SHORT_UNIT_S else 1
 
 
 def confirm_s(stock_s: float, num_prompts: int, supply: Supply, *, passes: int) -> float:
@@ -103,7 +112,7 @@ def reserve_s(stock_s: float, num_prompts: int, supply: Supply) -> float:
     """Of the seconds left after the baseline, those kept for the confirmation: two passes where
     that leaves the search its smallest number of trials, and one pass at least.
     """
-    trials = MIN_TRIALS * trial_s(stock_s, supply.min_prompts)
+    trials = MIN_TRIALS * trial_s(stock_s, supply.min_prompts, supply.concurrency)
     share = min(FIXED_SHARE * supply.left_s, supply.left_s - trials)
     one, wanted = (confirm_s(stock_s, num_prompts, supply, passes=n) for n in (1, MIN_PASSES))
     return min(wanted, max(one, share), supply.left_s)

@@ -81,13 +81,14 @@ class Deployment:
         count by content (see identity.py), so a moved folder is the same deployment. Skipping bad
         rows does not count: of a file that can be read without, it takes the same rows.
         """
+        form = self.target.weights
         return {
             "target": {
                 "checkpoint": checkpoint_identity(self.target.path),
                 "dtype": self.target.dtype,
                 "device": self.target.device,
                 "num_threads": self.target.num_threads,
-                "weights": self.target.weights,
+                **({} if form == "auto" else {"weights": form}),
             },
             "drafters": sorted(self.drafters),
             "draft_model": self.draft_model and checkpoint_identity(self.draft_model),

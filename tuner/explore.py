@@ -10,16 +10,14 @@ share of the budget is never spent here.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 
 from draftsmith.engine.job import STOCK, MeasureJob
 from draftsmith.engine.types import Request, SpecConfig
-from draftsmith.engine.units import unit_size
 from draftsmith.store.records import NewTrial, TrialOutcome, TrialRecord
 from draftsmith.tuner.agents.agent import Agent, Lesson, Proposal, View
-from draftsmith.tuner.allotment import JUDGING, START_S
+from draftsmith.tuner.allotment import JUDGING, START_S, repeats_of
 from draftsmith.tuner.baseline import OFF, Baseline
 from draftsmith.tuner.dispatch import Finished
 from draftsmith.tuner.evidence import BadMeasurementError
@@ -40,8 +38,6 @@ from draftsmith.tuner.space import config_json, validate
 STAGE = "explore"
 PATIENCE = 4.0  # a job may take this many times what it should before it is stopped
 LEAST_TIMEOUT_S = 30.0
-SHORT_UNIT_S = 0.3  # a timed unit shorter than this is repeated: a stall would be most of it
-MAX_REPEATS = 3  # of which the median counts
 SETTLING = 0.3  # how fast the cost of jobs follows what was measured
 
 
@@ -65,7 +61,8 @@ class Explorer:
         self._turns = deque(agents)  # in this order; who is in it twice has two
         self._incumbent = incumbent
         self._rungs = rung_slices(len(baseline.tuning), session.deployment.regime.concurrency)
-        self._repeats = _repeats(baseline, session.deployment.regime.concurrency)
+        stock_s = baseline.seconds_of(baseline.tuning) / len(baseline.tuning)
+        self._repeats = repeats_of(stock_s, session.deployment.regime.concurrency)
         self._cost = 2 * (self._repeats + JUDGING)  # a job in seconds of stock
         self.climbers: dict[SpecConfig, Climber] = {}
 
@@ -319,13 +316,6 @@ class Explorer:
         if stock_s > 0:
             measured = max(0.0, seconds - min(START_S, stock_s)) / stock_s
             self._cost += SETTLING * (measured - self._cost)
-
-
-def _repeats(baseline: Baseline, concurrency: int) -> int:
-    """Times that a trial runs each of its units, so that short ones are timed long enough."""
-    requests = baseline.tuning
-    unit_s = unit_size(concurrency) * baseline.seconds_of(requests) / len(requests)
-    return min(MAX_REPEATS, max(1, math.ceil(SHORT_UNIT_S / unit_s)))
 
 
 def _give_up(climber: Climber, trial: TrialRecord, reason: str) -> None:

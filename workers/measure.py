@@ -163,7 +163,7 @@ class Measurer:
         clock = self._clock or MonotonicClock(target.device)
 
         def load_draft_model(path: str) -> Model:
-            return self._draft_model(TargetRef(path=path, dtype=target.dtype, device=target.device))
+            return self._draft_model(target.draft(path))
 
         engine = NativeEngine(
             loaded.model,

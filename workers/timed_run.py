@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from draftsmith.engine.job import STOCK, MeasureJob, RivalTurn, UnitTiming
@@ -151,15 +152,21 @@ class TimedRun:
 
     def _all_losing(self) -> bool:
         """Whether every configuration but stock is slower beyond doubt over the units so far."""
-        seconds: dict[str, list[float]] = {name: [] for name in self._names}
-        for timing in sorted(self._progress.timings, key=lambda t: (t.repeat, t.unit)):
-            seconds[timing.config].append(timing.seconds)
+        seconds = {name: self._unit_seconds(name) for name in self._names}
         rivals = [name for name in self._names if name != STOCK]
         return (
             bool(rivals)
             and len(seconds[STOCK]) >= MIN_UNITS_TO_STOP
             and all(losing(seconds[STOCK], seconds[name], STOP_CONFIDENCE) for name in rivals)
         )
+
+    def _unit_seconds(self, name: str) -> list[float]:
+        """One number a unit, the median of its repeats: these are no evidence of their own."""
+        repeats: dict[int, list[float]] = {}
+        for timing in self._progress.timings:
+            if timing.config == name:
+                repeats.setdefault(timing.unit, []).append(timing.seconds)
+        return [median(repeats[unit]) for unit in sorted(repeats)]
 
 
 def _timing(name: str, unit: Unit, repeat: int, outcome: Outcome) -> UnitTiming:

@@ -17,7 +17,7 @@ from draftsmith.engine.model.model import ModelInfo
 from draftsmith.engine.model.norm import RmsNorm
 from draftsmith.engine.model.placement import RowPlacement, check_rows
 from draftsmith.engine.model.rope import RotaryTables, rotate
-from draftsmith.engine.model.weights import DecoderWeights, LayerWeights
+from draftsmith.engine.model.weights import DecoderWeights, LayerWeights, num_bytes
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
 from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
 from draftsmith.kernels.linear import linear
@@ -70,6 +70,8 @@ class Decoder:
             eos_token_ids=config.eos_token_ids,
             dtype=str(self.dtype).removeprefix("torch."),
             weight_bytes=weights.num_bytes,
+            head_bytes=num_bytes(weights.head),
+            layers_bytes=weights.num_bytes - _table_bytes(weights),
             fingerprint=fingerprint,
             supports_layer_subsets=True,
             row_stable=kernels_row_stable(self.device),
@@ -235,6 +237,12 @@ class _Layer:
         weights = self._weights
         gate_up = linear(x, weights.gate_up.weight, weights.gate_up.bias)
         return linear(self._activation(gate_up), weights.down.weight, weights.down.bias)
+
+
+def _table_bytes(weights: DecoderWeights) -> int:
+    """Bytes of head and embedding; one tensor counts once."""
+    apart = weights.head is not weights.embedding
+    return num_bytes(weights.head) + (num_bytes(weights.embedding) if apart else 0)
 
 
 def _rows(weight: Weight, index: torch.Tensor) -> torch.Tensor:

@@ -56,6 +56,9 @@ class FallbackModel:
         self._shape, self._output_type = probe_decoder(self._base, self._family)
         self.device, self.dtype = module.device, module.dtype
         self._max_positions = max_positions(module.config)
+        weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+        head = module.get_output_embeddings().weight
+        head_bytes = head.numel() * head.element_size()
         self._info = ModelInfo(
             name=name or self._family,
             family=self._family,
@@ -65,7 +68,9 @@ class FallbackModel:
             max_positions=self._max_positions,
             eos_token_ids=eos_token_ids,
             dtype=str(self.dtype).removeprefix("torch."),
-            weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
+            weight_bytes=weight_bytes,
+            head_bytes=head_bytes,
+            layers_bytes=weight_bytes - head_bytes,
             fingerprint=fingerprint,
             supports_layer_subsets=False,
             row_stable=False,

@@ -24,9 +24,9 @@ from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.model.gguf_file import inspect_gguf, quiet_transformers, read_gguf
 from draftsmith.engine.model.locating import locate, resolve_device
 from draftsmith.engine.model.model import Model
-from draftsmith.engine.model.packing import WeightForm, choose_packing
+from draftsmith.engine.model.packing import Packing, WeightForm, choose_packing
 from draftsmith.engine.model.refusals import refuse_unsupported
-from draftsmith.engine.model.weights import Packer, assemble
+from draftsmith.engine.model.weights import assemble
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -46,7 +46,7 @@ class LoadedTarget:
 class _Placement:
     dtype: torch.dtype
     device: torch.device
-    pack: Packer | None
+    pack: Packing | None
     form: WeightForm
 
 
@@ -59,9 +59,9 @@ def load_target(ref: TargetRef) -> LoadedTarget:
     if ref.dtype not in _DTYPES:
         raise EngineInputError(f"dtype {ref.dtype!r} is not one of {', '.join(_DTYPES)}")
     dtype, device = _DTYPES[ref.dtype], resolve_device(ref.device)
+    path = locate(ref.path)
     pack = choose_packing(ref.weights, dtype, device)
     placement = _Placement(dtype, device, pack, ref.weights)
-    path = locate(ref.path)
     model = _load_gguf(path, placement) if path.is_file() else _load_folder(path, placement)
     return LoadedTarget(model=model, tokenizer=load_tokenizer(path), source_path=path)
 
@@ -145,6 +145,8 @@ def _decoder(
         device=placement.device,
         pack=placement.pack,
     )
+    if placement.pack is not None and placement.form == "bf12":
+        placement.pack.check(name)
     return Decoder(parsed, weights, name=name, fingerprint=digest)
 
 

@@ -14,7 +14,10 @@ from draftsmith.engine.types import HeadRows, Hidden, RowBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Facts of a loaded model that other parts read. ``fingerprint`` hashes config and weights."""
+    """Facts of a loaded model that other parts read. ``fingerprint`` hashes config and weights.
+    Bytes are those that memory holds: of all weights, of the head, and of everything that a step
+    reads before the head; an embedding apart from the head is read a row at a time and in neither.
+    """
 
     name: str
     family: str
@@ -25,6 +28,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     weight_bytes: int
+    head_bytes: int
+    layers_bytes: int
     fingerprint: str
     supports_layer_subsets: bool
     row_stable: bool

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.errors import EngineInputError, UnsupportedError
 from draftsmith.kernels.backend import library
 from draftsmith.kernels.bf12_gemv import MAX_ESCAPES, Weight, commonest, high_byte_counts, pack
 
@@ -24,9 +23,16 @@ class Packing:
     of 8.
     """
 
-    packed_bytes: int = 0
-    plain_bytes: int = 0  # of matrices left as they are
-    reasons: list[str] = field(default_factory=list)  # why they are
+    num_packed: int = 0
+    reasons: list[str] = field(default_factory=list)  # why the others stayed plain
+
+    def check(self, name: str) -> None:
+        """UnsupportedError when nothing could be packed."""
+        if self.reasons and not self.num_packed:
+            raise UnsupportedError(
+                f"weights=bf12 gains nothing for {name}: all {len(self.reasons)} matrices stay"
+                f" plain (the first, {self.reasons[0]}); use weights=plain"
+            )
 
     def __call__(self, tensor: torch.Tensor) -> Weight:
         reason = ""
@@ -36,17 +42,14 @@ class Packing:
             highs, escapes = commonest(high_byte_counts(tensor))
             if escapes <= MAX_ESCAPES:
                 weight = pack(tensor, highs)
-                self.packed_bytes += weight.num_bytes
+                self.num_packed += 1
                 return weight
             reason = f"{escapes:.1%} of the numbers lie outside the sixteen commonest high bytes"
-        self.plain_bytes += tensor.numel() * tensor.element_size()
         self.reasons.append(f"{tuple(tensor.shape)}: {reason}")
         return tensor
 
 
-def choose_packing(
-    form: WeightForm, dtype: torch.dtype, device: torch.device
-) -> Callable[[torch.Tensor], Weight] | None:
+def choose_packing(form: WeightForm, dtype: torch.dtype, device: torch.device) -> Packing | None:
     """What packs the matrices of a target; None: nothing. ``auto`` packs where it pays: bf16 on a
     CPU that runs the C++ kernels. EngineInputError where ``bf12`` is asked for and cannot be had.
     """

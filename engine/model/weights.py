@@ -57,10 +57,11 @@ class DecoderWeights:
             tensors += [layer.post_attention_norm, layer.post_mlp_norm]
             for projection in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 tensors += [projection.weight, projection.bias]
-        return sum(_num_bytes(tensor) for tensor in tensors if tensor is not None)
+        return sum(num_bytes(tensor) for tensor in tensors if tensor is not None)
 
 
-def _num_bytes(tensor: Weight) -> int:
+def num_bytes(tensor: Weight) -> int:
+    """Bytes that a weight takes in memory."""
     if isinstance(tensor, Bf12Weight):
         return tensor.num_bytes
     return tensor.numel() * tensor.element_size()

@@ -34,6 +34,7 @@ from draftsmith.kernels.bf12_gemv.reference import (
 )
 from draftsmith.kernels.errors import KernelInputError
 
+_PIECE = 1024  # rows unpacked at a time: unpacking takes many times their bytes
 MAX_ESCAPES = 0.01  # share of a tensor's numbers; above it plain bf16 is as good
 
 
@@ -83,6 +84,10 @@ class Bf12Weight:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """bf16 ``[len(index), K]``: these rows of it."""
+        starts = range(0, max(1, len(index)), _PIECE)
+        return torch.cat([self._rows(index[start : start + _PIECE]) for start in starts])
+
+    def _rows(self, index: torch.Tensor) -> torch.Tensor:
         groups, inverse = torch.unique(index // ROWS, return_inverse=True)
         counts = self.starts.diff()[groups]
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
@@ -132,6 +137,8 @@ def pack(weight: torch.Tensor, highs: torch.Tensor) -> Bf12Weight:
         raise KernelInputError(
             f"a weight of {num_rows} rows cannot be packed: rows are packed {ROWS} together"
         )
+    if not highs.is_cpu or not highs.is_contiguous():
+        raise KernelInputError("highs must be dense on the CPU")
     ascending = highs.shape == (CODES,) and bool((highs.int().diff() > 0).all())
     if highs.dtype != torch.uint8 or not ascending:
         raise KernelInputError(

@@ -46,7 +46,7 @@ extern "C" __attribute__((visibility("default"))) void draftsmith_bf12_escapes(c
     }
 }
 
-// Writes the arrays that `packed` points to; its `starts` are given.
+// Writes units, places and values; `starts` says where each group's escapes begin.
 extern "C" __attribute__((visibility("default"))) void draftsmith_bf12_pack(const uint16_t* rows, int64_t N,
                                                                             int64_t K, const uint8_t* highs, uint8_t* units,
                                                                             const int64_t* starts, int32_t* places,

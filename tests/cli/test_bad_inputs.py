@@ -128,6 +128,15 @@ def test_incumbent_whose_draft_model_is_missing(tiny: Path, workload: Path, tmp_
         assert "no/such/draft" in refused(2, *arguments, *last)
 
 
+def test_packed_weights_of_another_type(tiny: Path, workload: Path) -> None:
+    form = ("--target", tiny, "--dtype", "float32", "--weights", "bf12")
+    for arguments in (("generate", "x", *form), ("bench", "--workload", workload, *form)):
+        message = refused(2, *arguments)
+        assert "bf12" in message and "float32" in message and "weights=plain" in message
+    message = refused(2, "tune", "--workload", workload, "--dry-run", *form)
+    assert "bf12" in message and "float32" in message
+
+
 def test_more_threads_than_any_machine_has(tiny: Path) -> None:
     assert "1024" in refused(2, "generate", "x", "--target", tiny, "--threads", 100_000)
 

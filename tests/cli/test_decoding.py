@@ -45,6 +45,13 @@ def test_generate_prints_the_text_alone_on_stdout(tiny: Path, answer: dict) -> N
     assert "tokens per step" in result.stderr
 
 
+def test_the_form_of_the_weights_changes_no_token(tiny: Path) -> None:
+    asked = ("generate", "once upon a time", "--target", tiny, "--max-tokens", 12, "--json")
+    plain, packed = (invoke(*asked, "--weights", form) for form in ("plain", "auto"))
+    assert plain.exit_code == packed.exit_code == 0, plain.stderr + packed.stderr
+    assert json.loads(plain.stdout)["token_ids"] == json.loads(packed.stdout)["token_ids"]
+
+
 def test_generate_with_a_bundle_takes_its_target(tuned: Tuned) -> None:
     result = invoke("generate", "once upon", "--bundle", tuned.bundle, "--check", "--json")
     assert result.exit_code == 0, result.stderr

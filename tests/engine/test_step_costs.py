@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from clock import FakeClock
-from tinymodels import tiny_decoder
+from tinymodels import save_tiny, tiny_decoder
 
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.job import TargetRef
+from draftsmith.engine.model.loading import load_target
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.step_costs import CONTEXT, measure_floor, step_table
 from draftsmith.engine.types import Hidden, RowBatch
+from draftsmith.kernels.backend import describe
 
 
 class Watched:
@@ -46,6 +51,20 @@ def test_a_model_with_too_few_positions_is_refused() -> None:
     model = tiny_decoder(max_position_embeddings=32)
     with pytest.raises(EngineInputError, match="has 32 positions: too few for a step of 64"):
         step_table(model, FakeClock(), rows=(64,))
+
+
+def test_the_floor_of_packed_weights_is_what_memory_holds(tmp_path: Path) -> None:
+    save_tiny(tmp_path, hidden=64, vocab_size=512, tie_word_embeddings=True)
+    sizes = {}
+    for form in ("plain", "auto"):
+        model = load_target(TargetRef(path=str(tmp_path), weights=form)).model  # type: ignore[arg-type]
+        floor = measure_floor(model, FakeClock(tick_s=1.0), rounds=1)
+        assert floor.layers_bytes + floor.head_bytes == model.info.weight_bytes  # tied
+        sizes[form] = floor
+    assert sizes["plain"].head_bytes == 512 * 64 * 2
+    if describe().backend == "cpp":
+        assert sizes["auto"].head_bytes < 0.8 * sizes["plain"].head_bytes
+        assert sizes["auto"].layers_bytes < 0.9 * sizes["plain"].layers_bytes
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -91,6 +91,14 @@ def test_products_have_the_bits_of_the_plain_weight(
         assert torch.equal(linear(x, found), linear(x, weight))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_hostile_weights_give_the_same_products_or_the_same_nan(rows: int, cpp: None) -> None:
+    weight, x = hostile(64, 123), torch.randn(rows, 123)
+    assert torch.allclose(
+        *(linear(x, w) for w in (packed(weight), weight)), rtol=0.0, atol=0.0, equal_nan=True
+    )
+
+
 def test_the_reference_product_unpacks() -> None:
     weight, x = gaussian(8, 24), torch.randn(3, 24)
     with use_backend("reference"):
@@ -126,11 +134,12 @@ def test_what_cannot_be_packed_is_refused(weight: torch.Tensor, word: str) -> No
         torch.arange(15, dtype=torch.uint8),
         torch.arange(16, dtype=torch.int64),
         torch.tensor([3] * 16, dtype=torch.uint8),
+        torch.arange(32, dtype=torch.uint8)[::2],
     ],
-    ids=["fifteen", "int64", "not ascending"],
+    ids=["fifteen", "int64", "not ascending", "not dense"],
 )
 def test_other_tables_are_refused(highs: torch.Tensor) -> None:
-    with pytest.raises(KernelInputError, match="sixteen ascending"):
+    with pytest.raises(KernelInputError, match="sixteen ascending|dense"):
         pack(gaussian(4, 16), highs)
 
 

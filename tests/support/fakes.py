@@ -34,6 +34,8 @@ class FakeTarget:
             eos_token_ids=eos_token_ids,
             dtype="float32",
             weight_bytes=0,
+            head_bytes=0,
+            layers_bytes=0,
             fingerprint=name,
             supports_layer_subsets=supports_layer_subsets,
             row_stable=True,

@@ -45,7 +45,7 @@ def test_tuning_prompts_leave_time_for_several_configurations() -> None:
     search_s = (
         590.0 - baseline_s(5.0, used, share) - confirm_s(5.0, used.num_heldout, share, passes=2)
     )
-    climb_s = trial_s(5.0, used.num_tuning) - trial_s(5.0, 4)
+    climb_s = trial_s(5.0, used.num_tuning, 1) - trial_s(5.0, 4, 1)
     assert used.num_heldout >= 8 and climb_s <= 0.35 * search_s
 
 

@@ -159,6 +159,17 @@ def test_the_fingerprint_follows_the_weights(tmp_path: Path) -> None:
     assert made.fingerprint() != before
 
 
+def test_the_form_of_the_weights_counts_where_it_is_asked_for(tmp_path: Path) -> None:
+    """A deployment that leaves it to us is the one that it was before the choice was there."""
+    made = deployment_in(tmp_path)
+    assert "weights" not in made.description()["target"]
+    flags = {"target": made.target.path, "workload": made.workload.path, "target.weights": "plain"}
+    plain = load_deployment(None, flags)
+    assert plain.target.weights == "plain" and plain.fingerprint() != made.fingerprint()
+    with pytest.raises(TunerInputError, match="fp4.*auto, bf12, plain"):
+        load_deployment(None, {**flags, "target.weights": "fp4"})
+
+
 def deployment_in(folder: Path) -> Deployment:
     model = folder / "model"
     model.mkdir(parents=True)

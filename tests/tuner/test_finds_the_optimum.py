@@ -32,7 +32,7 @@ from tests.support.trained import FIRST_EXIT, NUM_LAYERS, PERIOD, VOCAB_SIZE, tr
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # trains, scans, tunes: minutes
 
-OUTPUT_TOKENS = 48
+OUTPUT_TOKENS = 42
 EXITS = (1, 2, 4, 6)
 BLOCKS = (1, 3, 5, 9)
 VOCABS = (128, 256, None)  # all of the tuner's own grid: the model is asked about 256 ids

@@ -166,7 +166,7 @@ def test_b2_acceptance_never_divides_by_nothing() -> None:
     assert Evidence().acceptance_by_position == () and Evidence().tokens_per_step is None
 
 
-def test_repeats_are_averaged_within_their_unit() -> None:
+def test_two_repeats_of_a_unit_count_as_their_mean() -> None:
     timings = [
         timing("stock", "a", 2.0),
         timing("stock", "a", 4.0, repeat=1),

@@ -180,6 +180,14 @@ def test_rejection_passes_the_distribution_gate_and_not_forcing() -> None:
     assert {record.judgement for record in outputs_of(result, "stock")} == {"exact"}
 
 
+def test_repeats_are_no_evidence_of_their_own() -> None:
+    """Two prompts, each timed several times, are too few to give up on."""
+    model = CostlyModel(FakeClock(), forward_s=0.1, row_s=1.0)
+    job = make_job({"trial": WRONG}, num_requests=2, stop_early=True, repeats=4)
+    result = measure(job, model)
+    assert not result.stopped_early and len(result.timings) == 2 * 2 * 4
+
+
 def test_losing_configurations_stop_early_and_winning_ones_do_not() -> None:
     model = CostlyModel(FakeClock(), forward_s=0.1, row_s=1.0)  # rows are what costs
     slow = measure(make_job({"trial": WRONG}, num_requests=8, stop_early=True), model)

@@ -36,14 +36,19 @@ Parameters = Mapping[str, Any]
 def upper_bounds(
     candidates: Sequence[SpecConfig], ratios: Mapping[SpecConfig, float], facts: SpaceFacts
 ) -> list[float]:
-    """The optimistic log speed-up of each candidate, given the ``ratios`` above 0 of measured ones.
-    NotExpressibleError for a configuration outside the searched space.
+    """The optimistic log speed-up of each candidate, given the ``ratios`` of measured ones, 0 for
+    those that failed or are infeasible: these count like the slowest. NotExpressibleError for a
+    configuration outside the searched space.
     """
-    seen = [(config, ratio) for config, ratio in ratios.items() if ratio > 0.0]
+    if not candidates:
+        return []
+    slowest = min((ratio for ratio in ratios.values() if ratio > 0.0), default=1.0)
+    mean = _mean_log(ratios, slowest)
+    families = {config.drafter for config in candidates}
+    seen = [(c, ratio or slowest) for c, ratio in ratios.items() if c.drafter in families]
     points = [_coordinates(config, facts) for config, _ in seen]
     asked = [_coordinates(config, facts) for config in candidates]
     logs = np.log([ratio for _, ratio in seen])
-    mean = float(logs.mean()) if seen else 0.0
     between = _kernel(points, points) + NOISE**2 * np.eye(len(points))
     across = _kernel(asked, points)
     weights = np.linalg.solve(between, across.T)
@@ -51,6 +56,11 @@ def upper_bounds(
     expected = mean + weights.T @ (logs - mean)
     bounds: Floats = expected + KAPPA * np.sqrt(np.maximum(variance, 0.0))
     return [float(bound) for bound in bounds]
+
+
+def _mean_log(ratios: Mapping[SpecConfig, float], slowest: float) -> float:
+    logs = [math.log(ratio or slowest) for ratio in ratios.values()]
+    return sum(logs) / len(logs) if logs else 0.0
 
 
 def _coordinates(config: SpecConfig, facts: SpaceFacts) -> Parameters:

@@ -66,6 +66,7 @@ def test_single_operations_take_packed_weights_too(
 ) -> None:
     save_tiny(tmp_path)
     plain, packed = load(tmp_path, "plain"), load(tmp_path, "auto")
+    assert packed.info.weight_bytes < plain.info.weight_bytes
     monkeypatch.setattr(FusedLayers, "is_available", property(lambda _: False))
     with use_backend(backend):  # type: ignore[arg-type]
         for ours, theirs in zip(run(packed), run(plain), strict=True):
@@ -102,12 +103,16 @@ def test_what_cannot_be_packed_says_so(tmp_path: Path, cpp: None) -> None:
 
 def test_a_matrix_that_gains_nothing_stays_plain(cpp: None) -> None:
     packing = Packing()
+    packing.check("empty")
     noise = torch.randint(-(1 << 15), 1 << 15, (16, 64)).to(torch.int16).view(torch.bfloat16)
     odd = torch.randn(12, 64).to(torch.bfloat16)
     assert packing(noise) is noise and packing(odd) is odd
+    with pytest.raises(UnsupportedError, match="tiny: all 2 matrices.*outside the sixteen"):
+        packing.check("tiny")
     good = packing(torch.randn(16, 512).to(torch.bfloat16))
     assert isinstance(good, Bf12Weight)
-    assert packing.plain_bytes == (16 + 12) * 64 * 2 and packing.packed_bytes == good.num_bytes
+    packing.check("tiny")
+    assert packing.num_packed == 1
     first, second = packing.reasons
     assert "outside the sixteen" in first and "12 rows" in second
 
