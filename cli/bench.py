@@ -127,6 +127,7 @@ def bench(
         )
         with open_executor(ref.device, in_process=True, rivals=peers) as executor:
             document = with_note(compare(plan, executor), material.skipped_note)
+            document = with_note(document, material.too_long_note)
     if steps:
         document["steps"] = measure_steps(ref, requests, configs, inputs)
     Output(as_json).report(document, lambda console: draw(console, document))

@@ -234,9 +234,8 @@ def _notes(session: Session, baseline: Baseline, incumbent: Incumbent | None) ->
         notes.append(material.skipped_note)
     if material.num_duplicates:
         notes.append(f"{material.num_duplicates} duplicate prompts were left out")
-    if material.num_too_long:
-        limit = session.deployment.workload.max_prompt_tokens
-        notes.append(f"{material.num_too_long} prompts over {limit} tokens were left out")
+    if material.too_long_note:
+        notes.append(material.too_long_note)
     if material.num_own_sampling:
         notes.append(f"{material.num_own_sampling} rows' own sampling was not used")
     at_hand = len(material.tuning) + len(material.heldout)

@@ -65,6 +65,15 @@ class Material:
         rows = "1 row" if self.num_skipped == 1 else f"{self.num_skipped} rows"
         return f"{rows} could not be read and were left out; the first: {self.first_skipped}"
 
+    @property
+    def too_long_note(self) -> str | None:
+        """What was too long, for people; None when nothing was."""
+        if not self.num_too_long:
+            return None
+        prompts = "1 prompt" if self.num_too_long == 1 else f"{self.num_too_long} prompts"
+        limit = self.deployment.workload.max_prompt_tokens
+        return f"left out: {prompts} over {limit} tokens"
+
     def request(
         self, prompt: Prompt, turn: int, outputs: Mapping[str, tuple[int, ...]]
     ) -> Request | None:

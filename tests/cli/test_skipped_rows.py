@@ -42,6 +42,18 @@ def test_skipped_rows_are_noted(command: list[object], tiny: Path, broken: Path)
     assert note in invoke(*skipping).stdout
 
 
+def test_bench_notes_prompts_that_are_too_long(tiny: Path, workload: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    long = json.dumps({"prompt": "once upon a time " * 400})
+    path.write_text("\n".join([*workload.read_text().splitlines()[:3], long]) + "\n")
+    arguments = ["bench", *model_of(tiny, path), "--knobs", '{"drafter": "ngram"}']
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["num_prompts"] == 3
+    assert document["notes"] == ["left out: 1 prompt over 1024 tokens"]
+
+
 def test_tune_notes_skipped_rows_beside_its_verdict(
     tiny: Path, broken: Path, tmp_path: Path
 ) -> None:
