@@ -72,20 +72,15 @@ struct Sums {
             for (int r = 0; r < R; ++r) acc[i][r] = _mm256_setzero_ps();
     }
 
-    // Columns k .. k + 15; weights(r) yields those of row r. The two halves one after the other: with the
-    // accumulators, M halves of x and one of weights fill the registers.
+    // Columns k .. k + 15; weights(r) yields those of row r.
     template <class Weights>
     inline void step(const float* x, int64_t padded, int64_t k, const Weights& weights) {
-        __m256 in[M];
-        for (int i = 0; i < M; ++i) in[i] = _mm256_loadu_ps(x + i * padded + k);
+        lanes::Pair in[M];
+        for (int i = 0; i < M; ++i) in[i] = lanes::Float32::load(x + i * padded + k);
         for (int r = 0; r < R; ++r) {
-            const __m256 value = weights(r).a;
-            for (int i = 0; i < M; ++i) acc[i][r] = _mm256_fmadd_ps(value, in[i], acc[i][r]);
-        }
-        for (int i = 0; i < M; ++i) in[i] = _mm256_loadu_ps(x + i * padded + k + 8);
-        for (int r = 0; r < R; ++r) {
-            const __m256 value = weights(r).b;
-            for (int i = 0; i < M; ++i) acc[i][r] = _mm256_fmadd_ps(value, in[i], acc[i][r]);
+            const lanes::Pair value = weights(r);
+            for (int i = 0; i < M; ++i) acc[i][r] = _mm256_fmadd_ps(value.a, in[i].a, acc[i][r]);
+            for (int i = 0; i < M; ++i) acc[i][r] = _mm256_fmadd_ps(value.b, in[i].b, acc[i][r]);
         }
     }
 
