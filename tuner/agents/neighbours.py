@@ -3,8 +3,7 @@
 TPE needs many trials before it models anything; most budgets hold few. This agent changes one
 parameter of one of the fastest feasible configurations by a few steps of its grid, and proposes the
 change of which a Gaussian process over all measurements expects most: in a landscape like the one
-of tests/tuner/test_agents.py it finds exit layer, block size and draft vocabulary in thirty
-trials where TPE alone seldom does.
+of tests/tuner/test_agents.py it finds exit layer, block size and draft vocabulary in thirty trials.
 """
 
 from __future__ import annotations
