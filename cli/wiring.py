@@ -12,10 +12,9 @@ import platformdirs
 import torch
 
 from draftsmith.cli.errors import CliInputError
-from draftsmith.engine.job import TargetRef
+from draftsmith.engine.job import TargetRef, WeightForm
 from draftsmith.engine.model.loading import LoadedTarget, load_target
 from draftsmith.engine.model.locating import resolve_device
-from draftsmith.engine.model.packing import WeightForm
 from draftsmith.engine.native import NativeEngine
 from draftsmith.engine.timing import MonotonicClock
 from draftsmith.store.addresses import parse_address

@@ -15,6 +15,8 @@ from draftsmith.engine.types import Request, SpecConfig, StopReason
 JobStatus = Literal["ok", "oom", "timeout", "died", "error", "cancelled"]
 Judgement = Literal["exact", "tie", "divergent", "distribution"]
 
+WeightForm = Literal["auto", "plain", "bf12"]  # auto: bf12 where it pays; the bits are the same
+
 STOCK = "stock"
 
 
@@ -29,13 +31,13 @@ class TargetRef:
     device: str = "cpu"
     num_threads: int | None = None
     cache_capacity: int | None = None  # rows a slot; None = what the requests need
-    weights: Literal["auto", "plain", "bf12"] = "auto"  # auto: bf12 where it pays, same bits
+    weights: WeightForm = "auto"
 
     def draft(self, path: str) -> TargetRef:
         """A draft model beside this target: the same numbers on the same device, its weights plain
         where the target's are to be.
         """
-        form: Literal["auto", "plain"] = "plain" if self.weights == "plain" else "auto"
+        form: WeightForm = "plain" if self.weights == "plain" else "auto"
         return TargetRef(path=path, dtype=self.dtype, device=self.device, weights=form)
 
 

@@ -1,9 +1,10 @@
-"""Environment and the one heavy fixture that all tests share."""
+"""Environment, and the fixtures that several folders of tests share."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,18 @@ def smollm2_path() -> Path:
         return embedded_folder()
     except EngineEnvironmentError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def cpp() -> Iterator[None]:
+    """Force the C++ kernels; skip, saying why, where they cannot run."""
+    from draftsmith.kernels.backend import use_backend
+    from draftsmith.kernels.errors import KernelEnvironmentError
+
+    try:
+        with use_backend("cpp"):
+            pass
+    except KernelEnvironmentError as error:
+        pytest.skip(str(error))
+    with use_backend("cpp"):
+        yield

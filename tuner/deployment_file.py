@@ -24,11 +24,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
-from draftsmith.engine.job import TargetRef
+from draftsmith.engine.job import TargetRef, WeightForm
 from draftsmith.engine.types import Sampling
 from draftsmith.tuner.deployment import (
     FAMILIES,
@@ -74,7 +74,7 @@ KEYS: dict[str, Key] = {
     "target.device": Key(kind="str", help="cpu, cuda or cuda:N"),
     "target.weights": Key(
         kind="str",
-        choices=("auto", "plain", "bf12"),
+        choices=get_args(WeightForm),
         help="form of bf16 weights in memory; bf12: 12 bits, same bits out",
     ),
     "target.num_threads": Key(kind="int", low=1, high=1024, help="CPU threads of one worker"),

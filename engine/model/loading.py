@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
 from draftsmith.engine.errors import CapacityError, EngineInputError, UnsupportedError
-from draftsmith.engine.job import TargetRef
+from draftsmith.engine.job import TargetRef, WeightForm
 from draftsmith.engine.model.checkpoint import (
     Checkpoint,
     TensorsCheckpoint,
@@ -24,7 +24,7 @@ from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.model.gguf_file import inspect_gguf, quiet_transformers, read_gguf
 from draftsmith.engine.model.locating import locate, resolve_device
 from draftsmith.engine.model.model import Model
-from draftsmith.engine.model.packing import Packing, WeightForm, choose_packing
+from draftsmith.engine.model.packing import Packing, choose_packing
 from draftsmith.engine.model.refusals import refuse_unsupported
 from draftsmith.engine.model.weights import assemble
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import get_args
 
 import torch
 
 from draftsmith.engine.errors import EngineInputError, UnsupportedError
+from draftsmith.engine.job import WeightForm
 from draftsmith.kernels.backend import library
 from draftsmith.kernels.bf12_gemv import MAX_ESCAPES, Weight, commonest, high_byte_counts, pack
 
-WeightForm = Literal["auto", "plain", "bf12"]
-FORMS = ("auto", "plain", "bf12")
 _MULTIPLE = 8  # rows of a matrix that is packed: two halves of whole groups (gate and up)
 
 
@@ -53,8 +52,8 @@ def choose_packing(form: WeightForm, dtype: torch.dtype, device: torch.device) -
     """What packs the matrices of a target; None: nothing. ``auto`` packs where it pays: bf16 on a
     CPU that runs the C++ kernels. EngineInputError where ``bf12`` is asked for and cannot be had.
     """
-    if form not in FORMS:
-        raise EngineInputError(f"weights {form!r} is not one of {', '.join(FORMS)}")
+    if form not in get_args(WeightForm):
+        raise EngineInputError(f"weights {form!r} is not one of {', '.join(get_args(WeightForm))}")
     possible = dtype == torch.bfloat16 and device.type == "cpu"
     if form == "bf12" and not possible:
         raise EngineInputError(

@@ -1,24 +1,9 @@
-"""Fixtures for kernels: the C++ form where it can run, one or several torch threads."""
+"""Fixtures for kernels: one or several torch threads, and poisoned memory."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-from draftsmith.kernels.backend import use_backend
-from draftsmith.kernels.errors import KernelEnvironmentError
-
-
-@pytest.fixture
-def cpp() -> Iterator[None]:
-    """Force the C++ kernels; skip, saying why, where they cannot run."""
-    try:
-        with use_backend("cpp"):
-            pass
-    except KernelEnvironmentError as error:
-        pytest.skip(str(error))
-    with use_backend("cpp"):
-        yield
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from draftsmith.engine.cache import KVCache
 from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.model.fused import FusedLayers
 from draftsmith.engine.types import Hidden, RowBatch
-from draftsmith.kernels.backend import use_backend
 from draftsmith.kernels.decoder_layers import DecoderLayers, DecoderShape
-from draftsmith.kernels.errors import KernelEnvironmentError, KernelInputError
+from draftsmith.kernels.errors import KernelInputError
 from tests.support.tinymodels import CONFIGS, tiny_decoder
+
+pytestmark = pytest.mark.usefixtures("cpp")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Odd everywhere: rows that fill no vector, heads that fill no step, groups of 1, 3 and 5 heads.
@@ -33,15 +34,6 @@ SHAPES = {
     },
     "wide head": {"hidden": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 80},
 }
-
-
-@pytest.fixture(autouse=True)
-def cpp() -> Iterator[None]:
-    try:
-        with use_backend("cpp"):
-            yield
-    except KernelEnvironmentError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(params=[1, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,7 @@ from draftsmith.engine.model.loading import load_target
 from draftsmith.engine.model.packing import Packing
 from draftsmith.kernels.backend import use_backend
 from draftsmith.kernels.bf12_gemv import Bf12Weight
-from draftsmith.kernels.errors import KernelEnvironmentError
 from tests.support.tinymodels import CONFIGS, random_reference, save_tiny, tiny_tokenizer
-
-
-@pytest.fixture
-def cpp() -> Iterator[None]:
-    try:
-        with use_backend("cpp"):
-            yield
-    except KernelEnvironmentError as error:
-        pytest.skip(str(error))
 
 
 def load(folder: Path, form: str, dtype: str = "bfloat16") -> Decoder:
