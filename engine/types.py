@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from draftsmith.kernels.panels import Weight
+
 StopReason = Literal["stop_token", "stop_string", "length"]
 TreeShape = Literal["chain", "static", "dynamic"]
 Budget = Literal["fixed", "gain"]
@@ -135,7 +137,7 @@ class HeadRows:
     """A trimmed head: rows of the target's head gathered once, and the ids they stand for."""
 
     token_ids: torch.Tensor  # [Vd] int64, ascending
-    weight: torch.Tensor  # [Vd, H]
+    weight: Weight  # [Vd, H]
     bias: torch.Tensor | None = None  # [Vd]
 
 

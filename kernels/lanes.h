@@ -13,6 +13,7 @@
 namespace lanes {
 
 constexpr int64_t kStep = 16;
+constexpr int64_t kPanel = 16;  // rows of a weight that lie together
 
 struct Pair {
     __m256 a, b;
@@ -53,6 +54,19 @@ struct Float16 {
     }
     static inline float scalar(uint16_t value) { return _cvtsh_ss(value); }
 };
+
+// Where row r of sixteen lies in a column of a panel, so that T::load yields rows 0-7 and rows 8-15.
+template <class T>
+inline int64_t word_of(int64_t r) {
+    if (!T::kSplit) return r;
+    return r < 8 ? 2 * r : 2 * (r - 8) + 1;
+}
+
+// The inverse of `word_of`.
+template <class T>
+inline int64_t row_of(int64_t word) {
+    return T::kSplit ? word / 2 + word % 2 * 8 : word;
+}
 
 // dst[0..15] = src[0..15] in the order in which T::load yields elements.
 template <class T>

@@ -19,8 +19,8 @@ from draftsmith.engine.model.placement import RowPlacement, check_rows
 from draftsmith.engine.model.rope import RotaryTables, rotate
 from draftsmith.engine.model.weights import DecoderWeights, LayerWeights, num_bytes
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
-from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
 from draftsmith.kernels.linear import linear
+from draftsmith.kernels.panels import PackedWeight, Weight
 from draftsmith.kernels.tree_attention import tree_attention
 
 
@@ -247,7 +247,7 @@ def _table_bytes(weights: DecoderWeights) -> int:
 
 def _rows(weight: Weight, index: torch.Tensor) -> torch.Tensor:
     """Rows ``index`` of a weight ``[N, H]``: ``[len(index), H]``."""
-    if isinstance(weight, Bf12Weight):
+    if isinstance(weight, PackedWeight):
         return weight.rows(index)
     return functional.embedding(index, weight)
 

@@ -10,13 +10,14 @@ import torch
 
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.types import HeadRows
-from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
+from draftsmith.kernels.panels import PackedWeight, Weight, pack_panels
 
 
 def gather_head_rows(
     weight: Weight, bias: torch.Tensor | None, token_ids: Sequence[int]
 ) -> HeadRows:
-    """Copy the head's rows for ``token_ids``, sorted ascending and unique.
+    """Copy the head's rows for ``token_ids``, sorted ascending and unique; in panels when the head
+    is packed.
 
     Raises EngineInputError when none is given or one is outside the vocabulary.
     """
@@ -32,7 +33,9 @@ def gather_head_rows(
     index = torch.tensor(ids, dtype=torch.int64, device=weight.device)
     return HeadRows(
         token_ids=index,
-        weight=weight.rows(index) if isinstance(weight, Bf12Weight) else weight[index],
+        weight=(
+            pack_panels(weight.rows(index)) if isinstance(weight, PackedWeight) else weight[index]
+        ),
         bias=None if bias is None else bias.index_select(0, index),
     )
 

@@ -24,7 +24,7 @@ from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.model.gguf_file import inspect_gguf, quiet_transformers, read_gguf
 from draftsmith.engine.model.locating import locate, resolve_device
 from draftsmith.engine.model.model import Model
-from draftsmith.engine.model.packing import Packing, choose_packing
+from draftsmith.engine.model.packing import Packer, Packing, choose_packing
 from draftsmith.engine.model.refusals import refuse_unsupported
 from draftsmith.engine.model.weights import assemble
 
@@ -46,7 +46,7 @@ class LoadedTarget:
 class _Placement:
     dtype: torch.dtype
     device: torch.device
-    pack: Packing | None
+    pack: Packer
     form: WeightForm
 
 
@@ -145,7 +145,7 @@ def _decoder(
         device=placement.device,
         pack=placement.pack,
     )
-    if placement.pack is not None and placement.form == "bf12":
+    if isinstance(placement.pack, Packing) and placement.form == "bf12":
         placement.pack.check(name)
     return Decoder(parsed, weights, name=name, fingerprint=digest)
 

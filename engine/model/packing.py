@@ -1,7 +1,8 @@
-"""Which form a target's matrices take in memory: as they are, or bf16 in 12 bits without loss."""
+"""The form that a target's matrices take in memory: as they are, in panels, or bf16 in 12 bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -10,16 +11,16 @@ import torch
 from draftsmith.engine.errors import EngineInputError, UnsupportedError
 from draftsmith.engine.job import WeightForm
 from draftsmith.kernels.backend import library
-from draftsmith.kernels.bf12_gemv import MAX_ESCAPES, Weight, commonest, high_byte_counts, pack
+from draftsmith.kernels.bf12_gemv import MAX_ESCAPES, commonest, high_byte_counts, pack
+from draftsmith.kernels.panels import Weight, pack_panels
 
-_MULTIPLE = 8  # rows of a matrix that is packed: two halves of whole groups (gate and up)
+Packer = Callable[[torch.Tensor], Weight]
 
 
 @dataclass(slots=True)
 class Packing:
-    """Packs matrices as they come, and keeps count. A matrix stays plain where more than one per
-    cent of its numbers lie outside the sixteen commonest high bytes, or its rows are not a multiple
-    of 8.
+    """Packs matrices to 12 bits as they come, and keeps count. A matrix of which more than one per
+    cent lies outside the sixteen commonest high bytes is put into panels as it is.
     """
 
     num_packed: int = 0
@@ -34,23 +35,27 @@ class Packing:
             )
 
     def __call__(self, tensor: torch.Tensor) -> Weight:
-        reason = ""
-        if tensor.shape[0] % _MULTIPLE:
-            reason = f"{tensor.shape[0]} rows are no multiple of {_MULTIPLE}"
-        else:
-            highs, escapes = commonest(high_byte_counts(tensor))
-            if escapes <= MAX_ESCAPES:
-                weight = pack(tensor, highs)
-                self.num_packed += 1
-                return weight
-            reason = f"{escapes:.1%} of the numbers lie outside the sixteen commonest high bytes"
-        self.reasons.append(f"{tuple(tensor.shape)}: {reason}")
-        return tensor
+        highs, escapes = commonest(high_byte_counts(tensor))
+        if escapes <= MAX_ESCAPES:
+            weight = pack(tensor, highs)
+            self.num_packed += 1
+            return weight
+        self.reasons.append(
+            f"{tuple(tensor.shape)}: {escapes:.1%} of the numbers lie outside the sixteen commonest"
+            " high bytes"
+        )
+        return pack_panels(tensor)
 
 
-def choose_packing(form: WeightForm, dtype: torch.dtype, device: torch.device) -> Packing | None:
-    """What packs the matrices of a target; None: nothing. ``auto`` packs where it pays: bf16 on a
-    CPU that runs the C++ kernels. EngineInputError where ``bf12`` is asked for and cannot be had.
+def as_they_are(tensor: torch.Tensor) -> Weight:
+    """Panels where the C++ kernels run on this tensor, else the tensor."""
+    runs = tensor.is_cpu and library() is not None
+    return pack_panels(tensor) if runs else tensor
+
+
+def choose_packing(form: WeightForm, dtype: torch.dtype, device: torch.device) -> Packer:
+    """What packs the matrices of a target. ``auto`` takes 12 bits where they pay: bf16 on a CPU
+    that runs the C++ kernels. EngineInputError where ``bf12`` is asked for and cannot be had.
     """
     if form not in get_args(WeightForm):
         raise EngineInputError(f"weights {form!r} is not one of {', '.join(get_args(WeightForm))}")
@@ -65,4 +70,5 @@ def choose_packing(form: WeightForm, dtype: torch.dtype, device: torch.device) -
             "weights=bf12 needs the C++ kernels, which do not run here (draftsmith doctor says"
             " why); use weights=plain"
         )
-    return Packing() if form != "plain" and possible and library() is not None else None
+    packs = form != "plain" and possible and library() is not None
+    return Packing() if packs else as_they_are

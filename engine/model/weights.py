@@ -9,13 +9,13 @@ import torch
 
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.model.config import DecoderConfig
-from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
+from draftsmith.engine.model.packing import Packer, as_they_are
+from draftsmith.kernels.panels import PackedWeight, Weight
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
 TensorSource = Callable[[str], torch.Tensor]  # raises KeyError for a name that it lacks
-Packer = Callable[[torch.Tensor], Weight]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class DecoderWeights:
 
 def num_bytes(tensor: Weight) -> int:
     """Bytes that a weight takes in memory."""
-    if isinstance(tensor, Bf12Weight):
+    if isinstance(tensor, PackedWeight):
         return tensor.num_bytes
     return tensor.numel() * tensor.element_size()
 
@@ -73,20 +73,16 @@ def assemble(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    pack: Packer | None = None,
+    pack: Packer = as_they_are,
 ) -> DecoderWeights:
     """Read every tensor of ``config`` from ``source`` once, converting to ``dtype`` on ``device``;
-    ``pack`` may then give each matrix another form.
+    ``pack`` then gives each matrix its form in memory.
 
     Projections that the forward fuses are copied part by part into their final tensor, so the peak
     is the weights plus one part. Raises EngineInputError for a missing tensor, a wrong shape, or an
     untied checkpoint without ``lm_head`` (cases.md B46).
     """
-    return _Assembler(config, source, dtype, device, pack or _as_it_is).decoder()
-
-
-def _as_it_is(tensor: torch.Tensor) -> Weight:
-    return tensor
+    return _Assembler(config, source, dtype, device, pack).decoder()
 
 
 class _Assembler:
@@ -110,7 +106,7 @@ class _Assembler:
         embedding, head = self._tied(shape) if config.tied_head else self._untied(shape)
         packed = self.pack(head)
         return DecoderWeights(
-            embedding=packed if head is embedding else embedding,
+            embedding=packed if head is embedding else self.pack(embedding),
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
             final_norm=self._norm("model.norm.weight", config.hidden_size),
             head=packed,

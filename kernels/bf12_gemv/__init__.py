@@ -12,8 +12,8 @@ Products with a packed weight go through ``kernels.linear`` and ``kernels.decode
 the bits of the same product with the bf16 tensor: numbers are restored before they are multiplied.
 
 Bytes: 0.75 of bf16's, and 6 for each escape. Floor of a product with one row: those bytes over the
-memory's bandwidth. Decoding costs three instructions for 16 numbers beside the loads, once for up
-to three rows; for more rows a group of four weight rows is decoded into L1.
+memory's bandwidth. Decoding costs nine instructions for 32 numbers beside the loads, in registers
+for up to six rows; for more rows a block of bf16 is decoded into L1.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import torch
 from draftsmith.kernels.backend import library
 from draftsmith.kernels.bf12_gemv.reference import (
     CODES,
-    ROWS,
-    STEP,
+    COLUMNS,
     UNIT_BYTES,
     pack_reference,
-    unpack_groups,
+    unpack_panels,
 )
 from draftsmith.kernels.errors import KernelInputError
+from draftsmith.kernels.panels import ROWS, PackedWeight
 
 _PIECE = 1024  # rows unpacked at a time: unpacking takes many times their bytes
 MAX_ESCAPES = 0.01  # share of a tensor's numbers; above it plain bf16 is as good
@@ -48,18 +48,17 @@ class PackedStruct(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bf12Weight:
+class Bf12Weight(PackedWeight):
     """A bf16 weight ``[N, K]`` on the CPU, packed."""
 
     shape: tuple[int, int]
-    units: torch.Tensor  # uint8 [N / 4, steps, 96]
-    starts: torch.Tensor  # int64 [N / 4 + 1]
+    units: torch.Tensor  # uint8 [panels, ceil(K / 2), 48]
+    starts: torch.Tensor  # int64 [panels + 1]
     places: torch.Tensor  # int32 [escapes]
     values: torch.Tensor  # int16 [escapes]: bf16 bits
     highs: torch.Tensor  # uint8 [16], ascending: the high bytes that the codes name
 
     dtype = torch.bfloat16
-    device = torch.device("cpu")
 
     @property
     def num_bytes(self) -> int:
@@ -77,30 +76,26 @@ class Bf12Weight:
         return PackedStruct(*(tensor.data_ptr() for tensor in tensors), highs)
 
     def unpack(self) -> torch.Tensor:
-        """The bf16 tensor ``[N, K]``, bit for bit."""
-        return unpack_groups(
+        whole = unpack_panels(
             *(self.units, self.starts, self.places, self.values, self.highs, self.shape[1])
         )
+        return whole[: self.shape[0]]
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """bf16 ``[len(index), K]``: these rows of it."""
         starts = range(0, max(1, len(index)), _PIECE)
         return torch.cat([self._rows(index[start : start + _PIECE]) for start in starts])
 
     def _rows(self, index: torch.Tensor) -> torch.Tensor:
-        groups, inverse = torch.unique(index // ROWS, return_inverse=True)
-        counts = self.starts.diff()[groups]
+        panels, inverse = torch.unique(index // ROWS, return_inverse=True)
+        counts = self.starts.diff()[panels]
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
         offsets = torch.arange(int(starts[-1])) - torch.repeat_interleave(starts[:-1], counts)
-        escapes = torch.repeat_interleave(self.starts[groups], counts) + offsets
-        whole = unpack_groups(
-            *(self.units[groups], starts, self.places[escapes], self.values[escapes]),
+        escapes = torch.repeat_interleave(self.starts[panels], counts) + offsets
+        whole = unpack_panels(
+            *(self.units[panels], starts, self.places[escapes], self.values[escapes]),
             *(self.highs, self.shape[1]),
         )
         return whole[inverse * ROWS + index % ROWS]
-
-
-Weight = torch.Tensor | Bf12Weight
 
 
 def high_byte_counts(weight: torch.Tensor) -> torch.Tensor:
@@ -129,14 +124,10 @@ def commonest(counts: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 def pack(weight: torch.Tensor, highs: torch.Tensor) -> Bf12Weight:
     """Pack dense bf16 ``[N, K]`` on the CPU with a code for each of sixteen ``highs`` (uint8,
-    ascending). KernelInputError for another type or layout, and where N is not a multiple of 4.
+    ascending). KernelInputError for another type or layout.
     """
     _check(weight)
     num_rows, num_columns = weight.shape
-    if num_rows % ROWS:
-        raise KernelInputError(
-            f"a weight of {num_rows} rows cannot be packed: rows are packed {ROWS} together"
-        )
     if not highs.is_cpu or not highs.is_contiguous():
         raise KernelInputError("highs must be dense on the CPU")
     ascending = highs.shape == (CODES,) and bool((highs.int().diff() > 0).all())
@@ -151,14 +142,14 @@ def pack(weight: torch.Tensor, highs: torch.Tensor) -> Bf12Weight:
         units, starts, places, values = pack_reference(weight, highs)
     else:
         threads = torch.get_num_threads()
-        escapes = torch.empty(num_rows // ROWS, dtype=torch.int64)
+        num_panels = -(-num_rows // ROWS)
+        escapes = torch.empty(num_panels, dtype=torch.int64)
         native.draftsmith_bf12_escapes(
             *(weight.data_ptr(), num_rows, num_columns, highs.data_ptr()),
             *(escapes.data_ptr(), threads),
         )
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), escapes.cumsum(0)))
-        steps = -(-num_columns // STEP)
-        units = torch.empty(num_rows // ROWS, steps, UNIT_BYTES, dtype=torch.uint8)
+        units = torch.empty(num_panels, -(-num_columns // COLUMNS), UNIT_BYTES, dtype=torch.uint8)
         places = torch.empty(int(starts[-1]), dtype=torch.int32)
         values = torch.empty(int(starts[-1]), dtype=torch.int16)
         native.draftsmith_bf12_pack(
@@ -188,7 +179,6 @@ __all__ = [
     "MAX_ESCAPES",
     "Bf12Weight",
     "PackedStruct",
-    "Weight",
     "commonest",
     "high_byte_counts",
     "pack",

@@ -2,9 +2,13 @@
 
 #include <omp.h>
 
+#include <algorithm>
+
 #include "bf12_gemv/packed.h"
 
 namespace {
+
+using lanes::kPanel;
 
 // Code of each high byte; 255: it has none.
 struct Codes {
@@ -32,48 +36,47 @@ extern "C" __attribute__((visibility("default"))) void draftsmith_bf12_high_byte
     }
 }
 
-// escapes[N / 4]: numbers of each group of four rows whose high byte is none of the sixteen.
+// escapes[panels]: numbers of each sixteen rows whose high byte is none of the sixteen.
 extern "C" __attribute__((visibility("default"))) void draftsmith_bf12_escapes(const uint16_t* rows, int64_t N,
                                                                                int64_t K, const uint8_t* highs,
                                                                                int64_t* escapes, int threads) {
     const Codes code_of(highs);
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t group = 0; group < N / bf12::kRows; ++group) {
-        const uint16_t* first = rows + group * bf12::kRows * K;
+    for (int64_t n = 0; n < N; n += kPanel) {
         int64_t count = 0;
-        for (int64_t i = 0; i < bf12::kRows * K; ++i) count += code_of(first[i]) == 255;
-        escapes[group] = count;
+        for (int64_t i = n * K; i < std::min(n + kPanel, N) * K; ++i) count += code_of(rows[i]) == 255;
+        escapes[n / kPanel] = count;
     }
 }
 
-// Writes units, places and values; `starts` says where each group's escapes begin.
+// Writes units, places and values; `starts` says where each panel's escapes begin.
 extern "C" __attribute__((visibility("default"))) void draftsmith_bf12_pack(const uint16_t* rows, int64_t N,
                                                                             int64_t K, const uint8_t* highs, uint8_t* units,
                                                                             const int64_t* starts, int32_t* places,
                                                                             uint16_t* values, int threads) {
-    using bf12::kRows;
-    using bf12::kStep;
-    const int64_t steps = bf12::num_steps(K);
     const Codes codes(highs);
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t group = 0; group < N / kRows; ++group) {
-        int64_t escape = starts[group];
-        for (int64_t step = 0; step < steps; ++step) {
-            uint8_t* unit = units + (group * steps + step) * bf12::kUnitBytes;
-            std::memset(unit, 0, bf12::kUnitBytes);
-            for (int64_t r = 0; r < kRows; ++r)
-                for (int64_t i = 0; i < kStep && step * kStep + i < K; ++i) {
-                    const uint16_t value = rows[(group * kRows + r) * K + step * kStep + i];
-                    unit[bf12::byte_of(r, i)] = static_cast<uint8_t>(value);
-                    const uint8_t code = codes(value);
-                    if (code == 255) {
-                        places[escape] = static_cast<int32_t>((step * kRows + r) * kStep + i);
-                        values[escape++] = value;
-                        continue;
-                    }
-                    uint8_t& pair = unit[bf12::code_of(r, i)];
-                    pair = static_cast<uint8_t>(pair | code << bf12::code_shift(i));
+    for (int64_t n = 0; n < N; n += kPanel) {
+        uint8_t* panel = units + n / kPanel * bf12::num_units(K) * bf12::kUnitBytes;
+        std::memset(panel, 0, bf12::num_units(K) * bf12::kUnitBytes);
+        int64_t escape = starts[n / kPanel];
+        for (int64_t k = 0; k < K; ++k) {
+            uint8_t* unit = panel + k / bf12::kColumns * bf12::kUnitBytes;
+            const int64_t i = k % bf12::kColumns;
+            for (int64_t w = 0; w < kPanel; ++w) {
+                const int64_t row = n + lanes::row_of<lanes::BFloat16>(w);
+                if (row >= N) continue;
+                const uint16_t value = rows[row * K + k];
+                unit[bf12::byte_of(i, w)] = static_cast<uint8_t>(value);
+                const uint8_t code = codes(value);
+                if (code == 255) {
+                    places[escape] = static_cast<int32_t>(k * kPanel + w);
+                    values[escape++] = value;
+                    continue;
                 }
+                uint8_t& pair = unit[bf12::code_of(i, w)];
+                pair = static_cast<uint8_t>(pair | code << bf12::code_shift(w));
+            }
         }
     }
 }

@@ -3,10 +3,11 @@
 // with it. Numbers with another high byte are escapes: their true values stand in a list and are put in
 // place before anything is multiplied, so that products have the bits of bf16's.
 //
-// Four rows lie together. For each 16 columns of four rows there is a unit of 96 bytes: for each pair of
-// rows (A, B) 32 low bytes, A 0-7, B 0-7, A 8-15, B 8-15, then for each pair 16 bytes of codes, that of
-// number j in the low half of byte j and that of number j + 16 in its high half. This is the order in
-// which unpacking bytes to words yields whole rows. Columns past K are zero bytes.
+// Sixteen rows lie together, a panel, as in linear/product.h. For each 2 columns there is a unit of 48
+// bytes: 32 low bytes (words 0-7 of the first column, then of the second, words 8-15 of the first, then
+// of the second), then 16 bytes of codes, that of byte j in the low half of byte j and that of byte
+// j + 16 in its high half. This is the order in which unpacking bytes to words yields whole columns.
+// Rows past N and a column past K are zero bytes.
 #pragma once
 
 #include <limits>
@@ -15,76 +16,64 @@
 
 namespace bf12 {
 
-using lanes::kStep;
+using lanes::kPanel;
 
-constexpr int64_t kRows = 4;
-constexpr int64_t kUnitBytes = 96;
-constexpr int64_t kCodes = 64;      // where a unit's codes begin
+constexpr int64_t kColumns = 2;     // of a unit
+constexpr int64_t kUnitBytes = 48;
+constexpr int64_t kCodes = 32;      // where a unit's codes begin
 constexpr int64_t kAhead = 2048;    // bytes read ahead of the unit at work
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 struct Packed {
-    const uint8_t* units;     // [N / 4, steps, 96]
-    const int64_t* starts;    // [N / 4 + 1]: first escape of a group of four rows
-    const int32_t* places;    // of an escape in its group: (step * 4 + row) * 16 + column, ascending
+    const uint8_t* units;     // [panels, num_units(K), 48]
+    const int64_t* starts;    // [panels + 1]: first escape of a panel
+    const int32_t* places;    // of an escape in its panel: column * 16 + word, ascending
     const uint16_t* values;   // its bf16 bits
     uint8_t highs[16];        // the high bytes that the codes name, ascending
 };
 
-inline int64_t num_steps(int64_t K) { return (K + kStep - 1) / kStep; }
+inline int64_t num_units(int64_t K) { return (K + kColumns - 1) / kColumns; }
 
-// Where (row r of four, column i of sixteen) has its byte, and the byte and shift of its code.
-inline int64_t byte_of(int64_t r, int64_t i) { return r / 2 * 32 + i / 8 * 16 + r % 2 * 8 + i % 8; }
-inline int64_t code_of(int64_t r, int64_t i) { return kCodes + r / 2 * 16 + r % 2 * 8 + i % 8; }
-inline int code_shift(int64_t i) { return i < 8 ? 0 : 4; }
+// Where word w of a unit's column i has its byte, and the byte and shift of its code.
+inline int64_t byte_of(int64_t i, int64_t w) { return w / 8 * 16 + i * 8 + w % 8; }
+inline int64_t code_of(int64_t i, int64_t w) { return kCodes + i * 8 + w % 8; }
+inline int code_shift(int64_t w) { return w < 8 ? 0 : 4; }
 
-// Sixteen bf16 numbers of two rows each, in column order.
+// The sixteen words of each of two columns.
 struct Words {
     __m256i a, b;
 };
 
 // What the decoding keeps in registers.
 struct Decoder {
-    __m256i highs, nibble;
+    __m256i highs, nibble, shift;
     explicit Decoder(const Packed& packed)
         : highs(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed.highs)))),
-          nibble(_mm256_set1_epi8(0x0f)) {}
+          nibble(_mm256_set1_epi8(0x0f)), shift(_mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)) {}
 
-    // Rows 2 `pair` and 2 `pair` + 1 of a unit; escapes hold anything.
-    inline Words words(const uint8_t* unit, int64_t pair) const {
-        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit + pair * 32));
-        const __m128i packed =
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + kCodes + pair * 16));
-        const __m256i codes = _mm256_and_si256(
-            _mm256_inserti128_si256(_mm256_castsi128_si256(packed), _mm_srli_epi16(packed, 4), 1), nibble);
+    // Both columns of a unit; escapes hold anything.
+    inline Words words(const uint8_t* unit) const {
+        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit));
+        const __m256i both = _mm256_broadcastsi128_si256(
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + kCodes)));
+        const __m256i codes = _mm256_and_si256(_mm256_srlv_epi32(both, shift), nibble);
         const __m256i high = _mm256_shuffle_epi8(highs, codes);
         return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
     }
-
-    // All four rows of a unit, `stride` numbers apart.
-    inline void store(const uint8_t* unit, uint16_t* rows, int64_t stride) const {
-        for (int64_t pair = 0; pair < kRows / 2; ++pair, rows += 2 * stride) {
-            const Words both = words(unit, pair);
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows), both.a);
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows + stride), both.b);
-        }
-    }
 };
 
-// Walks the escapes of one group in the order of its steps.
+// Walks the escapes of one panel in the order of its columns.
 class Escapes {
 public:
-    Escapes(const Packed& packed, int64_t group)
-        : places(packed.places), values(packed.values), at(packed.starts[group]),
-          end(packed.starts[group + 1]) {}
-    // The next step that has an escape; kNever after the last.
-    inline int64_t next() const { return at < end ? places[at] / (kRows * kStep) : kNever; }
-    // Put the escapes of `step` into its four rows, `stride` numbers apart.
-    inline void put(int64_t step, uint16_t* rows, int64_t stride) {
-        for (; at < end && places[at] / (kRows * kStep) == step; ++at) {
-            const int64_t place = places[at] % (kRows * kStep);
-            rows[place / kStep * stride + place % kStep] = values[at];
-        }
+    Escapes(const Packed& packed, int64_t panel)
+        : places(packed.places), values(packed.values), at(packed.starts[panel]),
+          end(packed.starts[panel + 1]) {}
+    // The next unit that has an escape; kNever after the last.
+    inline int64_t next() const { return at < end ? places[at] / (kColumns * kPanel) : kNever; }
+    // Put the escapes before column `end_column` where they belong: `words` are those from `column` on.
+    inline void put(uint16_t* words, int64_t column, int64_t end_column) {
+        for (; at < end && places[at] < end_column * kPanel; ++at)
+            words[places[at] - column * kPanel] = values[at];
     }
 
 private:
@@ -93,18 +82,43 @@ private:
     int64_t at, end;
 };
 
-// Four rows of a group as bf16, `stride` numbers apart, columns padded to whole steps.
-inline void unpack_group(const Packed& packed, const Decoder& decoder, int64_t group, int64_t K,
-                         uint16_t* rows, int64_t stride) {
-    const int64_t steps = num_steps(K);
-    const uint8_t* unit = packed.units + group * steps * kUnitBytes;
-    Escapes escapes(packed, group);
-    for (int64_t step = 0; step < steps; ++step, unit += kUnitBytes) {
-        _mm_prefetch(reinterpret_cast<const char*>(unit) + kAhead, _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(unit) + kAhead + 64, _MM_HINT_T0);
-        decoder.store(unit, rows + step * kStep, stride);
-        if (step == escapes.next()) escapes.put(step, rows + step * kStep, stride);
+// A panel's columns, piece by piece in their order, as words [columns, 16].
+class Columns {
+public:
+    Columns(const Packed& packed, const Decoder& decoder, int64_t panel, int64_t K)
+        : decoder(decoder), unit(packed.units + panel * num_units(K) * kUnitBytes), escapes(packed, panel) {}
+
+    // The next `count` columns, from `column` on (even); room for one more is needed where count is odd.
+    inline void read(uint16_t* words, int64_t column, int64_t count) {
+        for (int64_t i = 0; i < count; i += kColumns, unit += kUnitBytes) {
+            const Words both = decoder.words(unit);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + i * kPanel), both.a);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + (i + 1) * kPanel), both.b);
+        }
+        escapes.put(words, column, column + count);
     }
+
+    // Where the columns after those that were read begin.
+    inline const char* end() const { return reinterpret_cast<const char*>(unit); }
+
+private:
+    const Decoder& decoder;
+    const uint8_t* unit;
+    Escapes escapes;
+};
+
+// One row, by its panel and its word there, as fp32 [K].
+inline void read_row(const Packed& packed, int64_t panel, int64_t word, int64_t K, float* out) {
+    const uint8_t* unit = packed.units + panel * num_units(K) * kUnitBytes;
+    for (int64_t k = 0; k < K; ++k) {
+        const uint8_t* at = unit + k / kColumns * kUnitBytes;
+        const int64_t i = k % kColumns;
+        const uint8_t high = packed.highs[at[code_of(i, word)] >> code_shift(word) & 0x0f];
+        out[k] = lanes::BFloat16::scalar(static_cast<uint16_t>(high << 8 | at[byte_of(i, word)]));
+    }
+    for (int64_t e = packed.starts[panel]; e < packed.starts[panel + 1]; ++e)
+        if (packed.places[e] % kPanel == word)
+            out[packed.places[e] / kPanel] = lanes::BFloat16::scalar(packed.values[e]);
 }
 
 }  // namespace bf12

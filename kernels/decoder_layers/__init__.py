@@ -6,9 +6,9 @@ For each row: x = embedding[token] * embedding_scale; then, layer by layer,
     f = act(gate(norm(x))) * up(norm(x))         x = x + post_norm(down(f))
 
 with keys and values written into the cache on the way. Shapes: H hidden, I inner, Hq query heads,
-Hkv key heads, D head dimension; weights and cache share one type (fp32, bf16, fp16; a bf16 weight
-may be packed, ``kernels.bf12_gemv``), everything else is fp32. Rows, visibility and logical order
-of keys are those of ``kernels.tree_attention``.
+Hkv key heads, D head dimension; weights and cache share one type (fp32, bf16, fp16; weights in any
+form that ``kernels.linear`` takes), everything else is fp32. Rows, visibility and logical order of
+keys are those of ``kernels.tree_attention``.
 
 Bytes: every weight once (sum over layers of H * ((Hq + 2 Hkv) D + Hq D + 3 I) * element size), the
 visible rows of the cache, activations of a few rows. Floor: those bytes over the memory's
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 import torch
 
 from draftsmith.kernels.backend import library
-from draftsmith.kernels.bf12_gemv import Bf12Weight, Weight
 from draftsmith.kernels.errors import KernelInputError
 from draftsmith.kernels.linear import MatrixStruct, matrix_struct
+from draftsmith.kernels.panels import PackedWeight, Weight
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _pointer, _int64, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -67,7 +67,7 @@ class LayerTensors:
     output_bias: torch.Tensor | None
     post_attention_norm: torch.Tensor | None  # [H]
     mlp_norm: torch.Tensor  # [H]
-    gate_up: Weight  # [2 I, H], gate first; packed only where I is a multiple of 4
+    gate_up: Weight  # [2 I, H], gate first
     gate_up_bias: torch.Tensor | None
     down: Weight  # [H, I]
     down_bias: torch.Tensor | None
@@ -282,15 +282,10 @@ def _check_layer(index: int, layer: LayerTensors, shape: DecoderShape, dtype: to
         tensor = getattr(layer, name)
         if tensor is not None:
             _check(f"{name} of layer {index}", tensor, size, kind)
-    if isinstance(layer.gate_up, Bf12Weight) and inner % 4:
-        raise KernelInputError(
-            f"gate_up of layer {index} is packed and has 2 x {inner} rows: each half must be a"
-            " multiple of 4; leave it dense"
-        )
 
 
 def _check(name: str, tensor: Weight, size: tuple[int, ...], dtype: torch.dtype) -> None:
-    if isinstance(tensor, Bf12Weight):
+    if isinstance(tensor, PackedWeight):
         if tensor.shape != size or tensor.dtype != dtype:
             raise KernelInputError(
                 f"{name} is packed {tensor.dtype} {tensor.shape}; {dtype} {size} is needed"

@@ -17,8 +17,6 @@
 
 namespace {
 
-using lanes::kStep;
-
 constexpr int64_t kSerialWork = 1 << 16;  // multiply-adds a layer under which one thread is faster
 
 // One layer: pointers to fp32 norms and biases and to weights, null where there is none.
@@ -149,7 +147,7 @@ inline void rotate(float* head, const Rope& rope, int64_t position) {
 
 // What the threads share; grows to the largest call and stays.
 struct Buffers {
-    std::vector<float> hidden, packed, qkv, mixed, gate_up, branch;
+    std::vector<float> hidden, normed, qkv, mixed, gate_up, branch;
 };
 
 template <class T>
@@ -161,9 +159,8 @@ public:
         for (int64_t b = 0; b < c.B; ++b)
             for (int64_t i = 0; i < c.widths[b]; ++i) rows.push_back({b, i, b * c.W + i});
         R = static_cast<int64_t>(rows.size());
-        const int64_t deepest = std::max({m.H, m.Hq * m.D, m.I});
         buffers.hidden.resize(R * m.H);
-        buffers.packed.resize(R * product::padded(deepest));
+        buffers.normed.resize(R * m.H);
         buffers.qkv.resize(R * qkv_width());
         buffers.mixed.resize(R * m.Hq * m.D);
         buffers.gate_up.resize(R * 2 * m.I);
@@ -191,30 +188,17 @@ private:
     // Every function below is called by all threads and ends with all of them at a barrier.
 
     void embed() {
-        const bf12::Packed& packed = m.embedding.packed;
-        const int64_t padded = product::padded(m.H);
-        static thread_local std::vector<uint16_t> group;
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < R; ++r) {
-            const int64_t token = c.tokens[rows[r].at];
             float* to = buffers.hidden.data() + r * m.H;
-            if (packed.units) {
-                group.resize(bf12::kRows * padded);
-                bf12::unpack_group(packed, bf12::Decoder(packed), token / bf12::kRows, m.H,
-                                   group.data(), padded);
-                const uint16_t* from = group.data() + token % bf12::kRows * padded;
-                for (int64_t j = 0; j < m.H; ++j)
-                    to[j] = lanes::BFloat16::scalar(from[j]) * m.embedding_scale;
-                continue;
-            }
-            const Element* from = static_cast<const Element*>(m.embedding.rows) + token * m.H;
-            for (int64_t j = 0; j < m.H; ++j) to[j] = T::scalar(from[j]) * m.embedding_scale;
+            product::read_row<T>(m.embedding, c.tokens[rows[r].at], m.H, to);
+            for (int64_t j = 0; j < m.H; ++j) to[j] *= m.embedding_scale;
         }
     }
 
     void attend(const Layer& layer, int64_t l) {
         normed(layer.input_norm);
-        multiply(layer.qkv, layer.qkv_bias, m.H, qkv_width(), buffers.qkv.data(), false);
+        multiply(layer.qkv, layer.qkv_bias, buffers.normed, m.H, m.H, qkv_width(), buffers.qkv, false);
         place(layer, l);
         const attention::Problem p{static_cast<const Element*>(c.k) + l * c.layer_stride,
                                    static_cast<const Element*>(c.v) + l * c.layer_stride,
@@ -230,25 +214,32 @@ private:
                                       buffers.qkv.data() + r * qkv_width(),
                                       buffers.mixed.data() + r * m.Hq * m.D, scratch);
         }
-        packed(buffers.mixed.data(), m.Hq * m.D, m.Hq * m.D);
-        join(layer.output, layer.output_bias, m.Hq * m.D, layer.post_attention_norm);
+        join(layer.output, layer.output_bias, buffers.mixed, m.Hq * m.D, m.Hq * m.D, layer.post_attention_norm);
     }
 
     void feed_forward(const Layer& layer) {
         normed(layer.mlp_norm);
-        const product::Range range = product::share(m.I, omp_get_thread_num(), omp_get_num_threads());
         float* gates = buffers.gate_up.data();
-        const product::Problem p{buffers.packed.data(), layer.gate_up_bias, gates, R, m.H,
-                                 product::padded(m.H), 2 * m.I, false};
-        product::run_matrix<T>(p, layer.gate_up, range.begin, range.end);
-        product::run_matrix<T>(p, layer.gate_up, m.I + range.begin, m.I + range.end);
-        for (int64_t r = 0; r < R; ++r) {  // of its own columns: no other thread is waited for
-            float* gate = gates + r * 2 * m.I + range.begin;
-            activate(gate, gate + m.I, range.end - range.begin, m.gelu != 0);
-        }
+        const product::Problem p{buffers.normed.data(), layer.gate_up_bias, gates, R, 2 * m.I, m.H, m.H,
+                                 2 * m.I, false};
+        if (m.I % lanes::kPanel == 0) {  // each thread activates its own columns and waits for nobody
+            const product::Range range = own_share(m.I);
+            product::run_matrix<T>(p, layer.gate_up, range.begin, range.end);
+            product::run_matrix<T>(p, layer.gate_up, m.I + range.begin, m.I + range.end);
+            for (int64_t r = 0; r < R; ++r) {
+                float* gate = gates + r * 2 * m.I + range.begin;
+                activate(gate, gate + m.I, range.end - range.begin, m.gelu != 0);
+            }
 #pragma omp barrier
-        packed(gates, m.I, 2 * m.I);
-        join(layer.down, layer.down_bias, m.I, layer.post_mlp_norm);
+        } else {
+            const product::Range range = own_share(2 * m.I);
+            product::run_matrix<T>(p, layer.gate_up, range.begin, range.end);
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < R; ++r)
+                activate(gates + r * 2 * m.I, gates + (2 * r + 1) * m.I, m.I, m.gelu != 0);
+        }
+        join(layer.down, layer.down_bias, buffers.gate_up, 2 * m.I, m.I, layer.post_mlp_norm);
     }
 
     // Heads of q and k normed and rotated; keys and values into the cache.
@@ -273,13 +264,14 @@ private:
         }
     }
 
-    // hidden += norm(packed @ weight + bias), the norm where there is one.
-    void join(const product::Matrix& weight, const float* bias, int64_t K, const float* norm) {
+    // hidden += norm(x @ weight + bias), the norm where there is one; rows of x [R, K] `stride` apart.
+    void join(const product::Matrix& weight, const float* bias, const std::vector<float>& x, int64_t stride,
+              int64_t K, const float* norm) {
         if (!norm) {
-            multiply(weight, bias, K, m.H, buffers.hidden.data(), true);
+            multiply(weight, bias, x, stride, K, m.H, buffers.hidden, true);
             return;
         }
-        multiply(weight, bias, K, m.H, buffers.branch.data(), false);
+        multiply(weight, bias, x, stride, K, m.H, buffers.branch, false);
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < R; ++r) {
             float *branch = buffers.branch.data() + r * m.H, *hidden = buffers.hidden.data() + r * m.H;
@@ -288,28 +280,22 @@ private:
         }
     }
 
-    void multiply(const product::Matrix& weight, const float* bias, int64_t K, int64_t N, float* out, bool add) {
-        const product::Problem p{buffers.packed.data(), bias, out, R, K, product::padded(K), N, add};
-        const product::Range range = product::share(N, omp_get_thread_num(), omp_get_num_threads());
+    void multiply(const product::Matrix& weight, const float* bias, const std::vector<float>& x, int64_t stride,
+                  int64_t K, int64_t N, std::vector<float>& out, bool add) {
+        const product::Problem p{x.data(), bias, out.data(), R, N, K, stride, N, add};
+        const product::Range range = own_share(N);
         product::run_matrix<T>(p, weight, range.begin, range.end);
 #pragma omp barrier
     }
 
-    void normed(const float* weight) {
-        const int64_t padded = product::padded(m.H);
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < R; ++r) {
-            float* branch = buffers.branch.data() + r * m.H;
-            rms_norm(branch, buffers.hidden.data() + r * m.H, weight, m.H, m.eps);
-            product::pack<T>(buffers.packed.data() + r * padded, branch, m.H);
-        }
+    static product::Range own_share(int64_t N) {
+        return product::share(N, omp_get_thread_num(), omp_get_num_threads());
     }
 
-    void packed(const float* from, int64_t K, int64_t stride) {
-        const int64_t padded = product::padded(K);
+    void normed(const float* weight) {
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < R; ++r)
-            product::pack<T>(buffers.packed.data() + r * padded, from + r * stride, K);
+            rms_norm(buffers.normed.data() + r * m.H, buffers.hidden.data() + r * m.H, weight, m.H, m.eps);
     }
 
     void copy_out(float* to) {

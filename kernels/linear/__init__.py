@@ -1,13 +1,15 @@
 """Product of a few rows with a large weight, row-stable on the CPU.
 
 Formula: out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
-x [M, K] fp32, weight [N, K] fp32, bf16 or fp16, dense, or packed bf16 (``kernels.bf12_gemv``); bias
-[N] or None; out [M, N] in x's dtype.
+x [M, K] fp32, weight [N, K] fp32, bf16 or fp16, in panels (``kernels.panels``), packed to 12 bits
+(``kernels.bf12_gemv``) or dense; bias [N] or None; out [M, N] in x's dtype.
 
 Why not torch: its bf16 product on a CPU without AMX or AVX-512 costs M times one row, and its fp32
 product picks its blocking, hence its rounding, by M. ``cpu.cpp`` reads the weights once for all
 rows (N * K * element size bytes), keeps x in fp32, and sums each (m, n) in one fixed order: row m's
-bits are the same alone, among 64 rows and on any number of threads.
+bits are the same alone, among 64 rows, on any number of threads and with any form of the weight. A
+dense weight is brought into panels anew at each call, a block at a time: slower than one that is
+held in them.
 
 Tolerance: against the float64 product of the same numbers, |error| <= 2^-20 * sum_k |x * weight|
 for ``cpu.cpp``; the reference also rounds x and the result to the weight's type. On other devices
@@ -19,9 +21,10 @@ import ctypes
 import torch
 
 from draftsmith.kernels.backend import library
-from draftsmith.kernels.bf12_gemv import Bf12Weight, PackedStruct, Weight
+from draftsmith.kernels.bf12_gemv import Bf12Weight, PackedStruct
 from draftsmith.kernels.errors import KernelInputError
 from draftsmith.kernels.linear.reference import linear_reference
+from draftsmith.kernels.panels import PackedWeight, PanelWeight, Weight
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -29,14 +32,17 @@ _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 class MatrixStruct(ctypes.Structure):
     """``product::Matrix``."""
 
-    _fields_ = (("rows", ctypes.c_void_p), ("packed", PackedStruct))
+    _fields_ = (("rows", ctypes.c_void_p), ("panels", ctypes.c_void_p), ("packed", PackedStruct))
 
 
 def matrix_struct(weight: Weight) -> MatrixStruct:
     """A weight as C++ takes it; the weight must outlive it."""
     if isinstance(weight, Bf12Weight):
-        return MatrixStruct(None, weight.struct())
-    return MatrixStruct(weight.data_ptr(), PackedStruct())
+        return MatrixStruct(None, None, weight.struct())
+    if isinstance(weight, PanelWeight):
+        return MatrixStruct(None, weight.panels.data_ptr(), PackedStruct())
+    assert isinstance(weight, torch.Tensor)
+    return MatrixStruct(weight.data_ptr(), None, PackedStruct())
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -49,7 +55,7 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
         )
     if bias is not None and bias.shape != (num_outputs,):
         raise KernelInputError(f"bias has shape {tuple(bias.shape)}; weight needs ({num_outputs},)")
-    if not isinstance(weight, Bf12Weight) and not weight.is_contiguous():
+    if isinstance(weight, torch.Tensor) and not weight.is_contiguous():
         raise KernelInputError(
             f"weight has strides {weight.stride()}; it must be contiguous:"
             " copying it would cost each call"
@@ -57,7 +63,7 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     native = library() if x.is_cpu and weight.device.type == "cpu" else None
     code = _DTYPE_CODES.get(weight.dtype)
     if native is None or code is None or x.dtype != torch.float32:
-        whole = weight.unpack() if isinstance(weight, Bf12Weight) else weight
+        whole = weight.unpack() if isinstance(weight, PackedWeight) else weight
         return linear_reference(x, whole, bias)
     out = torch.empty(num_rows, num_outputs, dtype=torch.float32)
     if out.numel() == 0:

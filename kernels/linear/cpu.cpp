@@ -1,7 +1,5 @@
 // Row-stable product out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]: see product.h.
 
-#include <vector>
-
 #include "linear/product.h"
 
 namespace {
@@ -9,23 +7,12 @@ namespace {
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds under which one thread is faster
 
 template <class T>
-void run(product::Problem p, int64_t N, const float* x, int64_t x_stride, const product::Matrix& weight,
-         int threads) {
-    static thread_local std::vector<float> scratch;
-    p.padded = product::padded(p.K);
-    scratch.resize(p.M * p.padded);
-    float* packed = scratch.data();
-    p.packed = packed;
-    if (p.M * N * p.K < kSerialWork) threads = 1;
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (int64_t m = 0; m < p.M; ++m) product::pack<T>(packed + m * p.padded, x + m * x_stride, p.K);
-#pragma omp for schedule(static)
-        for (int part = 0; part < threads; ++part) {
-            const product::Range range = product::share(N, part, threads);
-            product::run_matrix<T>(p, weight, range.begin, range.end);
-        }
+void run(const product::Problem& p, const product::Matrix& weight, int threads) {
+    if (p.M * p.N * p.K < kSerialWork) threads = 1;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part) {
+        const product::Range range = product::share(p.N, part, threads);
+        product::run_matrix<T>(p, weight, range.begin, range.end);
     }
 }
 
@@ -37,8 +24,8 @@ extern "C" __attribute__((visibility("default"))) void draftsmith_linear(const f
                                                                          const product::Matrix* weight, int dtype,
                                                                          const float* bias, float* out, int64_t M,
                                                                          int64_t N, int64_t K, int threads) {
-    const product::Problem p{nullptr, bias, out, M, K, 0, N, false};
-    if (dtype == 0) run<lanes::Float32>(p, N, x, x_stride, *weight, threads);
-    else if (dtype == 1) run<lanes::BFloat16>(p, N, x, x_stride, *weight, threads);
-    else run<lanes::Float16>(p, N, x, x_stride, *weight, threads);
+    const product::Problem p{x, bias, out, M, N, K, x_stride, N, false};
+    if (dtype == 0) run<lanes::Float32>(p, *weight, threads);
+    else if (dtype == 1) run<lanes::BFloat16>(p, *weight, threads);
+    else run<lanes::Float16>(p, *weight, threads);
 }

@@ -1,13 +1,18 @@
-// Row-stable product of rows in lane order with weight rows [begin, end), for AVX2 processors.
+// Row-stable product of rows with weight rows [begin, end), for AVX2 processors.
 //
-// Every (m, n) owns one accumulator of eight fp32 lanes, fed in ascending k by fused multiply-adds and
-// reduced by lanes::sum, whatever M, the blocking or the number of threads: a row's bits do not depend
-// on the rows beside it. Weights are read once from memory in their own type: 4 rows of weights meet up
-// to 3 rows of x in registers, blocks of weights stay in L1 while all rows of x pass by, and the next
-// block is prefetched meanwhile.
+// Weights are held in panels of 16 rows, column after column, so that one column of a panel is two
+// vectors of eight fp32 sums, one lane for each output. Up to 6 rows of x meet it in registers: a number of x is
+// broadcast and multiplied into both vectors. Every (m, n) is one chain of fused multiply-adds over k,
+// broken into equal blocks of at most kDepth columns whose sums are added in order: the bits of a row
+// depend on K alone, not on M, the blocking of M and N, the threads or the form of the weights.
+//
+// A block of weights (kDepth columns of a panel) stays in L1 while all rows of x pass by, and the next
+// block is fetched meanwhile. 12-bit weights are decoded in registers for up to 6 rows of x, else into a
+// block of bf16 once for all of them.
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "bf12_gemv/packed.h"
@@ -15,45 +20,44 @@
 
 namespace product {
 
-using lanes::kStep;
+using lanes::kPanel;
 
-constexpr int64_t kGroup = 4;            // weight rows in registers
-constexpr int64_t kTile = 3;             // x rows in registers
-constexpr int64_t kRowBytes = 24576;     // rows of x that stay in L1 beside one decoded group
-constexpr int64_t kBlockBytes = 20480;   // weights kept in L1 while the rows of x pass by
+constexpr int64_t kTile = 6;              // x rows in registers
+constexpr int64_t kDepth = 512;           // columns of a block, at most
+constexpr int64_t kUnroll = 4;            // columns between two fetches
+constexpr int64_t kXBytes = 256 << 10;    // rows of x that stay in L2 while the weights pass by
 
-struct Problem {
-    const float* packed;  // [M, padded] x in lane order, zeros after K
-    const float* bias;    // [N] or null
-    float* out;           // rows `stride` apart
-    int64_t M, K, padded, stride;
-    bool add;             // out += product, else out = product
+// A weight [N, K] in one of three forms; the others are null.
+struct Matrix {
+    const void* rows;     // [N, K] T::Element
+    const void* panels;   // [ceil(N / 16), K, 16] T::Element, each column in word order
+    bf12::Packed packed;
 };
 
-inline int64_t padded(int64_t K) { return (K + kStep - 1) / kStep * kStep; }
+struct Problem {
+    const float* x;     // [M, K], rows `x_stride` apart
+    const float* bias;  // [N] or null
+    float* out;         // [M, N], rows `out_stride` apart
+    int64_t M, N, K, x_stride, out_stride;
+    bool add;           // out += product, else out = product
+};
 
-// The part of N outputs that thread `index` of `count` computes, whole groups but for the last.
+// The part of N outputs that thread `index` of `count` computes, whole panels but for the last.
 struct Range {
     int64_t begin, end;
 };
 inline Range share(int64_t N, int index, int count) {
-    const int64_t groups = (N + kGroup - 1) / kGroup;
-    return {std::min(N, groups * index / count * kGroup), std::min(N, groups * (index + 1) / count * kGroup)};
+    const int64_t panels = (N + kPanel - 1) / kPanel;
+    return {std::min(N, panels * index / count * kPanel), std::min(N, panels * (index + 1) / count * kPanel)};
 }
 
-// One row of K floats into lane order, zeros up to padded(K).
-template <class T>
-inline void pack(float* packed, const float* row, int64_t K) {
-    const int64_t whole = K / kStep * kStep;
-    for (int64_t k = 0; k < whole; k += kStep) lanes::store_in_lane_order<T>(packed + k, row + k);
-    if (whole < K) {
-        float rest[kStep] = {};
-        std::memcpy(rest, row + whole, (K - whole) * sizeof(float));
-        lanes::store_in_lane_order<T>(packed + whole, rest);
-    }
+// Columns of a block: equal blocks, an even number of columns each.
+inline int64_t block_depth(int64_t K) {
+    const int64_t blocks = std::max<int64_t>(1, (K + kDepth - 1) / kDepth);
+    return std::max<int64_t>(2, ((K + blocks - 1) / blocks + 1) / 2 * 2);
 }
 
-// What to prefetch while a tile runs: `lines` cache lines a step from `start`; 0 lines for none.
+// What to fetch while a tile runs: `lines` cache lines every kUnroll columns; 0 lines for none.
 struct Ahead {
     const char* start;
     int64_t lines;
@@ -62,186 +66,227 @@ struct Ahead {
     }
 };
 
-// The accumulators of M rows of x against R rows of weights.
-template <int R, int M>
+// The sums of M rows of x with one panel.
+template <int M>
 struct Sums {
-    __m256 acc[M][R];
+    __m256 acc[M][2];
 
     Sums() {
-        for (int i = 0; i < M; ++i)
-            for (int r = 0; r < R; ++r) acc[i][r] = _mm256_setzero_ps();
+        for (int i = 0; i < M; ++i) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     }
 
-    // Columns k .. k + 15; weights(r) yields those of row r.
-    template <class Weights>
-    inline void step(const float* x, int64_t padded, int64_t k, const Weights& weights) {
-        lanes::Pair in[M];
-        for (int i = 0; i < M; ++i) in[i] = lanes::Float32::load(x + i * padded + k);
-        for (int r = 0; r < R; ++r) {
-            const lanes::Pair value = weights(r);
-            for (int i = 0; i < M; ++i) acc[i][r] = _mm256_fmadd_ps(value.a, in[i].a, acc[i][r]);
-            for (int i = 0; i < M; ++i) acc[i][r] = _mm256_fmadd_ps(value.b, in[i].b, acc[i][r]);
-        }
-    }
-
-    // Columns k .. k + 15 of weight rows 2 `at` and 2 `at` + 1.
-    inline void pair(const float* x, int64_t padded, int64_t k, int at, bf12::Words words) {
-        const lanes::Pair left = lanes::BFloat16::split(words.a), right = lanes::BFloat16::split(words.b);
+    // `x` points at column k of the first row.
+    inline void add(const float* x, int64_t stride, lanes::Pair weights) {
         for (int i = 0; i < M; ++i) {
-            const lanes::Pair in = lanes::Float32::load(x + i * padded + k);
-            acc[i][2 * at] = _mm256_fmadd_ps(left.a, in.a, acc[i][2 * at]);
-            acc[i][2 * at + 1] = _mm256_fmadd_ps(right.a, in.a, acc[i][2 * at + 1]);
-            acc[i][2 * at] = _mm256_fmadd_ps(left.b, in.b, acc[i][2 * at]);
-            acc[i][2 * at + 1] = _mm256_fmadd_ps(right.b, in.b, acc[i][2 * at + 1]);
+            const __m256 value = _mm256_broadcast_ss(x + i * stride);
+            acc[i][0] = _mm256_fmadd_ps(weights.a, value, acc[i][0]);
+            acc[i][1] = _mm256_fmadd_ps(weights.b, value, acc[i][1]);
         }
     }
 
-    inline void store(const Problem& p, int64_t n, int64_t m) const {
+    // totals [M, 16] += these sums
+    inline void join(float* totals) const {
         for (int i = 0; i < M; ++i)
-            for (int r = 0; r < R; ++r) {
-                float total = lanes::sum(acc[i][r]);
-                if (p.bias) total += p.bias[n + r];
-                float* out = p.out + (m + i) * p.stride + n + r;
-                *out = p.add ? total + *out : total;
+            for (int half = 0; half < 2; ++half) {
+                float* to = totals + i * kPanel + half * 8;
+                _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), acc[i][half]));
             }
     }
 };
 
-// R weight rows, p.K apart, against M rows of x from m on; `rows` is weight row n.
-template <class T, int R, int M>
-inline void tile(const Problem& p, const typename T::Element* rows, int64_t n, int64_t m, Ahead ahead) {
-    Sums<R, M> sums;
-    const float* x = p.packed + m * p.padded;
-    const int64_t whole = p.K / kStep * kStep;
-    for (int64_t k = 0; k < whole; k += kStep) {
+// `depth` columns of a panel against M rows of x.
+template <class T, int M>
+inline void tile(const typename T::Element* columns, const float* x, int64_t stride, int64_t depth,
+                 float* totals, Ahead ahead) {
+    Sums<M> sums;
+    int64_t k = 0;
+    for (; k + kUnroll <= depth; k += kUnroll) {
         ahead.fetch();
-        sums.step(x, p.padded, k, [&](int r) { return T::load(rows + r * p.K + k); });
+        for (int64_t j = k; j < k + kUnroll; ++j) sums.add(x + j, stride, T::load(columns + j * kPanel));
     }
-    if (whole < p.K) {
-        typename T::Element rest[R][kStep] = {};
-        for (int r = 0; r < R; ++r)
-            std::memcpy(rest[r], rows + r * p.K + whole, (p.K - whole) * sizeof(rest[r][0]));
-        sums.step(x, p.padded, whole, [&](int r) { return T::load(rest[r]); });
-    }
-    sums.store(p, n, m);
+    for (; k < depth; ++k) sums.add(x + k, stride, T::load(columns + k * kPanel));
+    sums.join(totals);
 }
 
-template <class T, int R>
-inline void tile_of(int64_t num_rows, const Problem& p, const typename T::Element* rows, int64_t n,
-                    int64_t m, Ahead ahead) {
-    if (num_rows == 1) tile<T, R, 1>(p, rows, n, m, ahead);
-    else if (num_rows == 2) tile<T, R, 2>(p, rows, n, m, ahead);
-    else tile<T, R, 3>(p, rows, n, m, ahead);
-}
-
-// All rows of x against the weight rows [begin, end), a multiple of kGroup apart but for the last.
 template <class T>
-void run_range(const Problem& p, const typename T::Element* weight, int64_t begin, int64_t end) {
-    const int64_t row_bytes = p.K * sizeof(typename T::Element);
-    const int64_t block = std::max<int64_t>(1, kBlockBytes / (kGroup * row_bytes)) * kGroup;
-    const int64_t tiles = (p.M + kTile - 1) / kTile;
-    const int64_t lines = kGroup * kStep * sizeof(typename T::Element) / 64;  // of a group, a step
-    const int64_t share = std::max<int64_t>(1, (lines + tiles - 1) / tiles);
-    for (int64_t first = begin; first < end; first += block) {
-        const int64_t last = std::min(first + block, end);
-        for (int64_t t = 0, m = 0; t < tiles; ++t) {
-            const int64_t rows = p.M / tiles + (t < p.M % tiles);
-            for (int64_t n = first; n < last; n += kGroup) {
-                if (n + kGroup > last) {
-                    for (int64_t single = n; single < last; ++single)
-                        tile_of<T, 1>(rows, p, weight + single * p.K, single, m, {nullptr, 0});
-                    continue;
-                }
-                const int64_t next = n + block;
-                Ahead ahead{nullptr, 0};
-                if (t * share < lines && next + kGroup <= end)
-                    ahead = {reinterpret_cast<const char*>(weight + next * p.K) +
-                                 t * share * 64 * (p.K / kStep),
-                             share};
-                tile_of<T, kGroup>(rows, p, weight + n * p.K, n, m, ahead);
-            }
-            m += rows;
+inline void tile_of(int64_t num_rows, const typename T::Element* columns, const float* x, int64_t stride,
+                    int64_t depth, float* totals, Ahead ahead) {
+    switch (num_rows) {
+        case 1: return tile<T, 1>(columns, x, stride, depth, totals, ahead);
+        case 2: return tile<T, 2>(columns, x, stride, depth, totals, ahead);
+        case 3: return tile<T, 3>(columns, x, stride, depth, totals, ahead);
+        case 4: return tile<T, 4>(columns, x, stride, depth, totals, ahead);
+        case 5: return tile<T, 5>(columns, x, stride, depth, totals, ahead);
+        default: return tile<T, 6>(columns, x, stride, depth, totals, ahead);
+    }
+}
+
+// out of rows m .. m + count - 1 and the panel at n, from their totals.
+inline void finish(const Problem& p, int64_t n, int64_t m, int64_t count, const float* totals) {
+    const int64_t width = std::min(kPanel, p.N - n);
+    for (int64_t i = 0; i < count; ++i, totals += kPanel) {
+        float* out = p.out + (m + i) * p.out_stride + n;
+        for (int64_t j = 0; j < width; ++j) {
+            const float total = p.bias ? totals[j] + p.bias[n + j] : totals[j];
+            out[j] = p.add ? total + out[j] : total;
         }
     }
 }
 
-// One group of packed weights against all M rows of x, decoded in registers.
+// M rows of x against a panel of 12-bit weights, decoded in registers.
 template <int M>
-inline void packed_tile(const Problem& p, const bf12::Packed& weight, const bf12::Decoder& decoder,
-                        int64_t group) {
-    Sums<bf12::kRows, M> sums;
-    const int64_t steps = bf12::num_steps(p.K);
-    const uint8_t* unit = weight.units + group * steps * bf12::kUnitBytes;
-    bf12::Escapes escapes(weight, group);
+inline void packed_panel(const Problem& p, const bf12::Packed& weight, const bf12::Decoder& decoder,
+                         int64_t panel) {
+    const int64_t block = block_depth(p.K);
+    const uint8_t* unit = weight.units + panel * bf12::num_units(p.K) * bf12::kUnitBytes;
+    bf12::Escapes escapes(weight, panel);
     int64_t next = escapes.next();
-    for (int64_t step = 0; step < steps; ++step, unit += bf12::kUnitBytes) {
-        Ahead{reinterpret_cast<const char*>(unit) + bf12::kAhead, 2}.fetch();
-        if (step != next) {
-            for (int pair = 0; pair < bf12::kRows / 2; ++pair)
-                sums.pair(p.packed, p.padded, step * kStep, pair, decoder.words(unit, pair));
-            continue;
+    float totals[M * kPanel] = {};
+    const auto words_at = [&](int64_t k) {
+        bf12::Words words = decoder.words(unit);
+        if (k / bf12::kColumns == next) {
+            uint16_t both[bf12::kColumns * kPanel];
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(both), words.a);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(both + kPanel), words.b);
+            escapes.put(both, k, k + bf12::kColumns);
+            next = escapes.next();
+            words.a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(both));
+            words.b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(both + kPanel));
         }
-        uint16_t rows[bf12::kRows][kStep];
-        decoder.store(unit, rows[0], kStep);
-        escapes.put(step, rows[0], kStep);
-        next = escapes.next();
-        sums.step(p.packed, p.padded, step * kStep,
-                  [&](int r) { return lanes::BFloat16::load(rows[r]); });
+        return words;
+    };
+    for (int64_t first = 0; first < p.K; first += block) {
+        const int64_t last = std::min(first + block, p.K);
+        Sums<M> sums;
+        int64_t k = first;
+        for (; k + bf12::kColumns <= last; k += bf12::kColumns, unit += bf12::kUnitBytes) {
+            _mm_prefetch(reinterpret_cast<const char*>(unit) + bf12::kAhead, _MM_HINT_T0);
+            const bf12::Words words = words_at(k);
+            sums.add(p.x + k, p.x_stride, lanes::BFloat16::split(words.a));
+            sums.add(p.x + k + 1, p.x_stride, lanes::BFloat16::split(words.b));
+        }
+        if (k < last) sums.add(p.x + k, p.x_stride, lanes::BFloat16::split(words_at(k).a));
+        sums.join(totals);
     }
-    sums.store(p, group * bf12::kRows, 0);
+    finish(p, panel * kPanel, 0, M, totals);
 }
 
-// As `run_range`, for packed weights; `begin` and `end` are multiples of kGroup. Up to kTile rows of x
-// are multiplied as the weights are decoded; for more a block of weights is decoded once, into L1: one
-// group where the rows of x fit beside it, else as many as in `run_range`, so that x is read less often.
-inline void run_packed(Problem p, const bf12::Packed& weight, int64_t begin, int64_t end) {
-    static_assert(kGroup == bf12::kRows, "a group of weight rows is what is packed together");
-    const bf12::Decoder decoder(weight);
-    if (p.M <= kTile) {
-        for (int64_t group = begin / kGroup; group < end / kGroup; ++group) {
-            if (p.M == 1) packed_tile<1>(p, weight, decoder, group);
-            else if (p.M == 2) packed_tile<2>(p, weight, decoder, group);
-            else packed_tile<3>(p, weight, decoder, group);
+inline void packed_panel_of(const Problem& p, const bf12::Packed& weight, const bf12::Decoder& decoder,
+                            int64_t panel) {
+    switch (p.M) {
+        case 1: return packed_panel<1>(p, weight, decoder, panel);
+        case 2: return packed_panel<2>(p, weight, decoder, panel);
+        case 3: return packed_panel<3>(p, weight, decoder, panel);
+        case 4: return packed_panel<4>(p, weight, decoder, panel);
+        case 5: return packed_panel<5>(p, weight, decoder, panel);
+        default: return packed_panel<6>(p, weight, decoder, panel);
+    }
+}
+
+// `count` columns from k on of the dense rows n .. n + 15, in panel order; rows past N are zeros.
+template <class T>
+inline void reorder(const Problem& p, const typename T::Element* rows, int64_t n, int64_t k, int64_t count,
+                    typename T::Element* columns) {
+    for (int64_t r = 0; r < kPanel; ++r) {
+        typename T::Element* to = columns + lanes::word_of<T>(r);
+        const typename T::Element* from = rows + (n + r) * p.K + k;
+        for (int64_t i = 0; i < count; ++i) to[i * kPanel] = n + r < p.N ? from[i] : typename T::Element{};
+    }
+}
+
+// A panel's blocks, one after the other: where they are or, decoded or reordered, in a buffer.
+template <class T>
+class Blocks {
+    using Element = typename T::Element;
+
+public:
+    Blocks(const Problem& p, const Matrix& weight, const bf12::Decoder& decoder, int64_t n, Element* buffer)
+        : p(p), weight(weight), n(n), buffer(buffer) {
+        if (weight.packed.units) packed.emplace(weight.packed, decoder, n / kPanel, p.K);
+    }
+
+    // `count` columns from k on; what to fetch in the meantime is set in `next`.
+    const Element* read(int64_t k, int64_t count, Ahead& next) {
+        if (weight.panels) {
+            const Element* at = static_cast<const Element*>(weight.panels) + (n / kPanel * p.K + k) * kPanel;
+            next = {reinterpret_cast<const char*>(at + count * kPanel), kUnroll * kPanel * int64_t{sizeof(Element)} / 64};
+            return at;
         }
+        if (packed) decode(k, count, next);
+        else reorder<T>(p, static_cast<const Element*>(weight.rows), n, k, count, buffer);
+        return buffer;
+    }
+
+private:
+    void decode(int64_t k, int64_t count, Ahead& next) {
+        if constexpr (T::kSplit) {
+            packed->read(buffer, k, count);
+            next = {packed->end(), 2};
+        }
+    }
+
+    const Problem& p;
+    const Matrix& weight;
+    int64_t n;
+    Element* buffer;
+    std::optional<bf12::Columns> packed;
+};
+
+// All rows of x against the weight rows [begin, end); begin is a multiple of kPanel.
+template <class T>
+void run_matrix(const Problem& p, const Matrix& weight, int64_t begin, int64_t end) {
+    const bf12::Decoder decoder(weight.packed);
+    if (weight.packed.units && p.M <= kTile) {
+        for (int64_t n = begin; n < end; n += kPanel) packed_panel_of(p, weight.packed, decoder, n / kPanel);
         return;
     }
-    const int64_t steps = bf12::num_steps(p.K), depth = p.K;
-    p.K = p.padded;  // of the decoded rows; the padding meets zeros of x
-    const bool fits = p.M * p.padded * static_cast<int64_t>(sizeof(float)) <= kRowBytes;
-    const int64_t block = fits ? kGroup : std::max<int64_t>(1, kBlockBytes / (kGroup * p.K * 2)) * kGroup;
-    const int64_t tiles = (p.M + kTile - 1) / kTile;
-    static thread_local std::vector<uint16_t> decoded;
-    decoded.resize(block * p.K);
-    for (int64_t first = begin; first < end; first += block) {
-        const int64_t last = std::min(first + block, end);
-        for (int64_t n = first; n < last; n += kGroup)
-            bf12::unpack_group(weight, decoder, n / kGroup, depth, decoded.data() + (n - first) * p.K, p.K);
-        for (int64_t t = 0, m = 0; t < tiles; ++t) {
-            const int64_t rows = p.M / tiles + (t < p.M % tiles);
-            for (int64_t n = first; n < last; n += kGroup) {
-                const int64_t next = n + block;
-                Ahead ahead{nullptr, 0};  // the first two tiles fetch the next block: 96 bytes a step
-                if (t < 2 && next < end)
-                    ahead = {reinterpret_cast<const char*>(weight.units) +
-                                 next / kGroup * steps * bf12::kUnitBytes + t * 64 * steps,
-                             1};
-                tile_of<lanes::BFloat16, kGroup>(rows, p, decoded.data() + (n - first) * p.K, n, m, ahead);
+    static thread_local std::vector<typename T::Element> buffer;
+    static thread_local std::vector<float> totals;
+    const int64_t block = block_depth(p.K);
+    buffer.resize(block * kPanel);
+    const int64_t row_bytes = std::max<int64_t>(1, p.K) * static_cast<int64_t>(sizeof(float));
+    const int64_t chunk = std::max<int64_t>(1, kXBytes / row_bytes / kTile) * kTile;
+    totals.resize(std::min(chunk, p.M) * kPanel);
+    for (int64_t first = 0; first < p.M; first += chunk) {
+        const int64_t count = std::min(chunk, p.M - first), tiles = (count + kTile - 1) / kTile;
+        for (int64_t n = begin; n < end; n += kPanel) {
+            Blocks<T> blocks(p, weight, decoder, n, buffer.data());
+            std::fill(totals.begin(), totals.begin() + count * kPanel, 0.0f);
+            for (int64_t k = 0; k < p.K; k += block) {
+                const int64_t depth = std::min(block, p.K - k);
+                Ahead next{nullptr, 0};
+                const typename T::Element* columns = blocks.read(k, depth, next);
+                const int64_t lines = (next.lines + tiles - 1) / tiles;
+                int64_t fetched = 0;
+                for (int64_t t = 0, m = 0; t < tiles; ++t) {
+                    const int64_t rows = count / tiles + (t < count % tiles);
+                    Ahead ahead{next.start + fetched * depth / kUnroll * 64, lines};
+                    if (fetched >= next.lines) ahead.lines = 0;
+                    fetched += lines;
+                    tile_of<T>(rows, columns, p.x + (first + m) * p.x_stride + k, p.x_stride, depth,
+                               totals.data() + m * kPanel, ahead);
+                    m += rows;
+                }
             }
-            m += rows;
+            finish(p, n, first, count, totals.data());
         }
     }
 }
 
-// A weight [N, K]: rows of T::Element, or packed where there are units.
-struct Matrix {
-    const void* rows;
-    bf12::Packed packed;
-};
-
+// Row n of a weight as fp32 [K].
 template <class T>
-inline void run_matrix(const Problem& p, const Matrix& weight, int64_t begin, int64_t end) {
-    if (weight.packed.units) run_packed(p, weight.packed, begin, end);
-    else run_range<T>(p, static_cast<const typename T::Element*>(weight.rows), begin, end);
+void read_row(const Matrix& weight, int64_t n, int64_t K, float* out) {
+    using Element = typename T::Element;
+    const int64_t panel = n / kPanel, word = lanes::word_of<T>(n % kPanel);
+    if (weight.rows) {
+        const Element* row = static_cast<const Element*>(weight.rows) + n * K;
+        for (int64_t k = 0; k < K; ++k) out[k] = T::scalar(row[k]);
+    } else if (weight.panels) {
+        const Element* column = static_cast<const Element*>(weight.panels) + panel * K * kPanel + word;
+        for (int64_t k = 0; k < K; ++k) out[k] = T::scalar(column[k * kPanel]);
+    } else {
+        bf12::read_row(weight.packed, panel, word, K, out);
+    }
 }
 
 }  // namespace product

@@ -10,6 +10,7 @@ from draftsmith.engine.cache import KVCache
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.trees.tree import DraftTree
 from draftsmith.engine.types import RowBatch
+from draftsmith.kernels.panels import Weight
 
 
 def chain_rows(cache: KVCache, slot: int, token_ids: Sequence[int]) -> RowBatch:
@@ -46,6 +47,10 @@ def commit_chain(model: Model, cache: KVCache, slot: int, token_ids: Sequence[in
     logits = logits_of(model, chain_rows(cache, slot, token_ids), cache)[0]
     cache.keep(slot, range(len(token_ids)))
     return logits
+
+
+def dense(weight: Weight) -> torch.Tensor:
+    return weight if isinstance(weight, torch.Tensor) else weight.unpack()
 
 
 def plain_logits(model: Model, token_ids: Sequence[int]) -> torch.Tensor:
