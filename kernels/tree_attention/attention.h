@@ -57,10 +57,10 @@ inline __m256 cap(__m256 s, float softcap) {
     return _mm256_or_ps(_mm256_mul_ps(tanh, _mm256_set1_ps(softcap)), _mm256_and_ps(sign, s));
 }
 
-// The 16 elements at d of a row, zeros past the head dimension.
-template <class T>
+// The 16 elements at d of a row, zeros past the head dimension; kWhole: D is a multiple of 16.
+template <class T, bool kWhole>
 inline Pair load_at(const typename T::Element* row, int64_t d, int64_t D) {
-    if (d + kStep <= D) return T::load(row + d);
+    if (kWhole || d + kStep <= D) return T::load(row + d);
     typename T::Element rest[kStep] = {};
     std::memcpy(rest, row + d, (D - d) * sizeof(rest[0]));
     return T::load(rest);
@@ -87,23 +87,41 @@ inline void collect_keys(const Problem& p, int64_t b, int64_t i, std::vector<int
     if (p.window > 0 && num_keys > p.window) rows.erase(rows.begin(), rows.end() - p.window);
 }
 
-template <class T, int H>
+// The sums of a's and of b's eight lanes, in one fixed order.
+inline __m128 sum_two(__m256 a, __m256 b) {
+    const __m256 pairs = _mm256_hadd_ps(a, b);           // a 01 23, b 01 23 | a 45 67, b 45 67
+    const __m256 fours = _mm256_hadd_ps(pairs, pairs);   // a 0-3, b 0-3 | a 4-7, b 4-7
+    return _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1));
+}
+
+// Scores of H query heads with every key, two keys at a time; an odd last key is its own neighbour.
+template <class T, int H, bool kWhole>
 void score(const Problem& p, const typename T::Element* keys, Scratch& scratch, int64_t stride) {
     const int64_t num_keys = static_cast<int64_t>(scratch.rows.size());
     const int64_t padded = (p.D + kStep - 1) / kStep * kStep;
-    for (int64_t j = 0; j < num_keys; ++j) {
-        const typename T::Element* key = keys + scratch.rows[j] * p.D;
-        __m256 acc[H];
-        for (int h = 0; h < H; ++h) acc[h] = _mm256_setzero_ps();
+    const int64_t* rows = scratch.rows.data();
+    const float* queries = scratch.q.data();
+    float* scores = scratch.scores.data();
+    for (int64_t j = 0; j < num_keys; j += 2) {
+        const bool both = j + 1 < num_keys;
+        const typename T::Element *left = keys + rows[j] * p.D, *right = keys + rows[j + both] * p.D;
+        __m256 acc[H][2];
+        for (int h = 0; h < H; ++h) acc[h][0] = acc[h][1] = _mm256_setzero_ps();
         for (int64_t d = 0; d < padded; d += kStep) {
-            const Pair value = load_at<T>(key, d, p.D);
+            const Pair a = load_at<T, kWhole>(left, d, p.D), b = load_at<T, kWhole>(right, d, p.D);
             for (int h = 0; h < H; ++h) {
-                const Pair q = lanes::Float32::load(scratch.q.data() + h * padded + d);
-                acc[h] = _mm256_fmadd_ps(value.a, q.a, acc[h]);
-                acc[h] = _mm256_fmadd_ps(value.b, q.b, acc[h]);
+                const Pair q = lanes::Float32::load(queries + h * padded + d);
+                acc[h][0] = _mm256_fmadd_ps(a.a, q.a, acc[h][0]);
+                acc[h][1] = _mm256_fmadd_ps(b.a, q.a, acc[h][1]);
+                acc[h][0] = _mm256_fmadd_ps(a.b, q.b, acc[h][0]);
+                acc[h][1] = _mm256_fmadd_ps(b.b, q.b, acc[h][1]);
             }
         }
-        for (int h = 0; h < H; ++h) scratch.scores[h * stride + j] = lanes::sum(acc[h]) * p.scale;
+        for (int h = 0; h < H; ++h) {
+            const __m128 two = _mm_mul_ps(sum_two(acc[h][0], acc[h][1]), _mm_set1_ps(p.scale));
+            float* to = scores + h * stride + j;  // a stride is even
+            _mm_storel_pi(reinterpret_cast<__m64*>(to), two);
+        }
     }
 }
 
@@ -133,38 +151,51 @@ inline float weigh(const Problem& p, float* scores, int64_t num_keys, int64_t st
     return lanes::sum(total);
 }
 
-// Output elements d .. d + 16 P of H heads.
-template <class T, int H, int P>
+// Sums of weighted values of H heads, sixteen outputs each. One statement a loop: with two of them in
+// one, or written out in `mix`, g++ 12 stores the sums at every key.
+template <int H>
+struct Mixed {
+    __m256 acc[H][2];
+
+    Mixed() {
+        for (int h = 0; h < H; ++h) acc[h][0] = acc[h][1] = _mm256_setzero_ps();
+    }
+    inline void add(const float* weights, int64_t stride, Pair value) {
+        __m256 weight[H];
+        for (int h = 0; h < H; ++h) weight[h] = _mm256_broadcast_ss(weights + h * stride);
+        for (int h = 0; h < H; ++h) acc[h][0] = _mm256_fmadd_ps(weight[h], value.a, acc[h][0]);
+        for (int h = 0; h < H; ++h) acc[h][1] = _mm256_fmadd_ps(weight[h], value.b, acc[h][1]);
+    }
+    inline void store(float* to) const {  // [H, 16], in the order of lanes
+        for (int h = 0; h < H; ++h)
+            for (int c = 0; c < 2; ++c) _mm256_storeu_ps(to + h * kStep + c * 8, acc[h][c]);
+    }
+};
+
+// Output elements d .. d + 15 of H heads.
+template <class T, int H, bool kWhole>
 void mix(const Problem& p, const typename T::Element* values, const Scratch& scratch, int64_t stride,
          const float* totals, int64_t d, float* out) {
-    Pair acc[H][P];
-    for (int h = 0; h < H; ++h)
-        for (int c = 0; c < P; ++c) acc[h][c] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     const int64_t num_keys = static_cast<int64_t>(scratch.rows.size());
-    for (int64_t j = 0; j < num_keys; ++j) {
-        const typename T::Element* row = values + scratch.rows[j] * p.D;
-        for (int c = 0; c < P; ++c) {
-            const Pair value = load_at<T>(row, d + c * kStep, p.D);
-            for (int h = 0; h < H; ++h) {
-                const __m256 weight = _mm256_broadcast_ss(scratch.scores.data() + h * stride + j);
-                acc[h][c].a = _mm256_fmadd_ps(weight, value.a, acc[h][c].a);
-                acc[h][c].b = _mm256_fmadd_ps(weight, value.b, acc[h][c].b);
-            }
-        }
+    const int64_t* rows = scratch.rows.data();
+    const float* weights = scratch.scores.data();
+    Mixed<H> mixed;
+    for (int64_t j = 0; j < num_keys; ++j)
+        mixed.add(weights + j, stride, load_at<T, kWhole>(values + rows[j] * p.D, d, p.D));
+    float sums[H * kStep];
+    mixed.store(sums);
+    for (int h = 0; h < H; ++h) {
+        const __m256 total = _mm256_set1_ps(totals[h]);
+        const Pair scaled{_mm256_div_ps(_mm256_loadu_ps(sums + h * kStep), total),
+                          _mm256_div_ps(_mm256_loadu_ps(sums + h * kStep + 8), total)};
+        float line[kStep];
+        lanes::store_in_memory_order<T>(line, scaled);
+        std::memcpy(out + h * p.D + d, line, std::min(kStep, p.D - d) * sizeof(float));
     }
-    for (int h = 0; h < H; ++h)
-        for (int c = 0; c < P; ++c) {
-            const __m256 total = _mm256_set1_ps(totals[h]);
-            const Pair scaled{_mm256_div_ps(acc[h][c].a, total), _mm256_div_ps(acc[h][c].b, total)};
-            float line[kStep];
-            lanes::store_in_memory_order<T>(line, scaled);
-            const int64_t begin = d + c * kStep;
-            std::memcpy(out + h * p.D + begin, line, std::min(kStep, p.D - begin) * sizeof(float));
-        }
 }
 
 // H query heads from `head` on of row i of sequence b, all served by one key head; q and out: [H, D].
-template <class T, int H>
+template <class T, int H, bool kWhole>
 void attend(const Problem& p, int64_t b, int64_t i, int64_t head, const float* q, float* out, Scratch& scratch) {
     if (i >= p.widths[b]) {
         std::fill(out, out + H * p.D, 0.0f);
@@ -188,31 +219,37 @@ void attend(const Problem& p, int64_t b, int64_t i, int64_t head, const float* q
         }
     const int64_t base = p.slots[b] * p.slot_stride + head / (p.Hq / p.Hkv) * p.head_stride;
     using Element = typename T::Element;
-    score<T, H>(p, static_cast<const Element*>(p.k) + base, scratch, stride);
+    score<T, H, kWhole>(p, static_cast<const Element*>(p.k) + base, scratch, stride);
     float totals[H];
     for (int h = 0; h < H; ++h) totals[h] = weigh(p, scratch.scores.data() + h * stride, num_keys, stride);
     const Element* values = static_cast<const Element*>(p.v) + base;
-    int64_t d = 0;
-    for (; d + 2 * kStep <= padded; d += 2 * kStep) mix<T, H, 2>(p, values, scratch, stride, totals, d, out);
-    if (d < padded) mix<T, H, 1>(p, values, scratch, stride, totals, d, out);
+    for (int64_t d = 0; d < padded; d += kStep)
+        mix<T, H, kWhole>(p, values, scratch, stride, totals, d, out);
 }
 
 // Units of work of one row: a key head with up to kHeads of its query heads.
 inline int64_t units_a_row(const Problem& p) { return p.Hkv * ((p.Hq / p.Hkv + kHeads - 1) / kHeads); }
 
 // Unit `unit` of row i of sequence b; q and out are the row's [Hq, D].
-template <class T>
-void attend_unit(const Problem& p, int64_t b, int64_t i, int64_t unit, const float* q, float* out,
-                 Scratch& scratch) {
+template <class T, bool kWhole>
+void attend_heads(const Problem& p, int64_t b, int64_t i, int64_t unit, const float* q, float* out,
+                  Scratch& scratch) {
     const int64_t group = p.Hq / p.Hkv, tiles = (group + kHeads - 1) / kHeads, tile = unit % tiles;
     const int64_t head = unit / tiles * group + tile * kHeads;
     q += head * p.D;
     out += head * p.D;
     switch (std::min(kHeads, group - tile * kHeads)) {
-        case 1: attend<T, 1>(p, b, i, head, q, out, scratch); break;
-        case 2: attend<T, 2>(p, b, i, head, q, out, scratch); break;
-        default: attend<T, 3>(p, b, i, head, q, out, scratch);
+        case 1: attend<T, 1, kWhole>(p, b, i, head, q, out, scratch); break;
+        case 2: attend<T, 2, kWhole>(p, b, i, head, q, out, scratch); break;
+        default: attend<T, 3, kWhole>(p, b, i, head, q, out, scratch);
     }
+}
+
+template <class T>
+void attend_unit(const Problem& p, int64_t b, int64_t i, int64_t unit, const float* q, float* out,
+                 Scratch& scratch) {
+    if (p.D % kStep == 0) attend_heads<T, true>(p, b, i, unit, q, out, scratch);
+    else attend_heads<T, false>(p, b, i, unit, q, out, scratch);
 }
 
 }  // namespace attention
