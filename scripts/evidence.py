@@ -29,6 +29,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from evidence_bench import BenchSizes, bench_section  # noqa: E402
+from evidence_costs import CostSizes, cost_sections  # noqa: E402
 from evidence_sections import Section, Sizes, Step, prepare, sections, table  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,7 +75,9 @@ def main(arguments: Sequence[str]) -> int:
         prompts, sizes = str(folder / "scene" / "prompts.jsonl"), Sizes.smoke(folder)
     bench = BenchSizes.smoke(sizes) if options.smoke else BenchSizes()
     bench = bench.beside(options.peer, [_relative(text) for text in options.peer_python])
-    known = [*sections(sizes, prompts, folder), bench_section(bench, prompts, folder)]
+    costs = CostSizes.smoke(sizes, prompts) if options.smoke else CostSizes()
+    known = [*sections(sizes, prompts, folder), *cost_sections(costs, folder)]
+    known.append(bench_section(bench, prompts, folder))
     names = [section.name for section in known]
     unknown = set(options.only or ()) - set(names)
     if unknown:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from draftsmith.engine.types import Request, Sampling, SpecConfig
 from draftsmith.engine.workload import limit, read_workload
 from draftsmith.kernels.backend import describe
 
+T = TypeVar("T")
 STOCK = SpecConfig()
 BATCH = 6
 MAX_PROMPT_TOKENS = 1024
@@ -61,6 +62,7 @@ def configurations(num_layers: int, vocab_size: int) -> dict[str, SpecConfig]:
         "early_exit dynamic tree": replace(leaves, tree="dynamic", tree_budget=9, tree_top_k=3),
         "draft_model chain": second,
         "draft_model static tree": replace(second, **branches),
+        "draft_model dynamic tree": replace(second, tree="dynamic", tree_budget=9, tree_top_k=3),
         "scripted chain": random,
         "scripted static tree": replace(random, **branches),
     }
@@ -136,7 +138,9 @@ def parity(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> boo
 
 
 def lossless(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> bool:
-    """Each configuration, temperature and batch size against the plain oracle."""
+    """Each configuration, temperature and batch size against the plain oracle. In bf16 every output
+    is token-forced too; with ``--spread`` only one that differs is.
+    """
     model = loaded.model
     engine = NativeEngine(model, tokenizer=loaded.tokenizer, load_draft_model=lambda path: model)
     exactly = options.dtype == "float32" or describe().row_stable
@@ -146,21 +150,23 @@ def lossless(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> b
     for temperature in TEMPERATURES:
         open_ = [
             (name, batch)
-            for name, batch in product(chosen, (1, BATCH))
+            for name, batch in product(chosen, options.batches)
             if _key(name, temperature, batch) not in kept.parts
         ]
         if not open_:
             continue
         sampling = Sampling(max_tokens=options.tokens, temperature=temperature, seed=1)
-        requests = _ragged(requests_of(loaded, options, sampling, options.count))
-        stock = {r.request_id: decode_stock(model, r, loaded.tokenizer) for r in requests}
+        every = _ragged(requests_of(loaded, options, sampling, options.count))
+        stock = {r.request_id: decode_stock(model, r, loaded.tokenizer) for r in every}
         references = {name: output.token_ids for name, output in stock.items()}
         ranked = draft_vocab_ranking(
-            [*references.values(), *(r.prompt_ids for r in requests)], model.info.vocab_size
+            [*references.values(), *(r.prompt_ids for r in every)], model.info.vocab_size
         )
         inputs = DraftInputs(draft_vocab_ids=ranked)
-        noise = _noise(engine, requests)
+        noise = _noise(engine, every)
         for name, batch in open_:
+            turn = list(chosen).index(name) + options.batches.index(batch)
+            requests = share(every, turn, options.batches, options.spread)
             begin = time.perf_counter()
             config = chosen[name]
             outcome = engine.run(
@@ -176,7 +182,8 @@ def lossless(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> b
                 if (done.token_ids, done.stop_reason)
                 != (stock[done.request_id].token_ids, stock[done.request_id].stop_reason)
             ]
-            forced = outcome.completions if options.dtype != "float32" else differing
+            force_all = options.dtype != "float32" and not options.spread
+            forced = outcome.completions if force_all else differing
             verdicts = force_outputs(
                 model,
                 requests,
@@ -186,7 +193,8 @@ def lossless(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> b
             )
             tokens = sum(len(done.token_ids) for done in outcome.completions)
             steps = sum(len(done.steps) for done in outcome.completions)
-            divergent = sum(verdict.judgement == "divergent" for verdict in verdicts)
+            judged = [verdict.judgement for verdict in verdicts]
+            divergent = judged.count("divergent")
             kept.add(
                 _key(name, temperature, batch),
                 {
@@ -194,6 +202,7 @@ def lossless(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> b
                     "tokens": tokens,
                     "tokens_per_step": round(tokens / max(1, steps), 2),
                     "equal": len(requests) - len(differing),
+                    "ties": judged.count("tie"),
                     "divergent": divergent,
                     "ok": not divergent and not (differing and exactly),
                     "seconds": round(time.perf_counter() - begin, 1),
@@ -237,6 +246,15 @@ def _key(name: str, temperature: float, batch: int) -> str:
     return f"{name}, T={temperature:g}, batch {batch}"
 
 
+def share(every: Sequence[T], turn: int, batches: Sequence[int], spread: bool) -> list[T]:
+    """The part of a batch size; ``turn`` moves on with the configuration and the batch size."""
+    return list(every[turn % len(batches) :: len(batches)] if spread else every)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
 def _ragged(requests: Sequence[Request]) -> list[Request]:
     def shortened(request: Request, place: int) -> Request:
         most = max(2, request.sampling.max_tokens - RAGGED[place % len(RAGGED)])
@@ -263,6 +281,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--count", type=int, default=40, help="prompts; outputs of clean")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens a prompt")
+    parser.add_argument("--batches", type=_numbers, default=(1, BATCH), help="lossless: N,N,...")
+    parser.add_argument(
+        "--spread",
+        action="store_true",
+        help="lossless: each configuration's prompts shared out among the batch sizes",
+    )
     parser.add_argument("--configs", type=lambda text: tuple(text.split(",")), default=())
     options = parser.parse_args(arguments)
     told = {name: value for name, value in vars(options).items() if name != "json"}

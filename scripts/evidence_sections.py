@@ -18,6 +18,8 @@ class Sizes:
     parity_tokens: int = 128
     lossless_prompts: int = 8
     lossless_tokens: int = 48
+    neighbours_prompts: int = 60
+    neighbours_tokens: int = 24
     outputs: int = 200
     kills: int = 20
     tune: tuple[str, ...] = ("--budget", "10m")
@@ -36,6 +38,8 @@ class Sizes:
             parity_tokens=12,
             lossless_prompts=3,
             lossless_tokens=8,
+            neighbours_prompts=9,
+            neighbours_tokens=8,
             outputs=4,
             kills=1,
             tune=("--budget", "5m", "--max-trials", "2", "--max-tokens", "16"),
@@ -102,6 +106,20 @@ def sections(sizes: Sizes, prompts: str, folder: Path) -> list[Section]:
                 _tell_lossless,
             )
         )
+    made.append(
+        _model(
+            "lossless-neighbours",
+            "every drafter, chain and tree, alone and four and eight together with changing"
+            f" neighbours, equals stock in bf16 without a tie: {sizes.neighbours_prompts} prompts a"
+            " configuration and temperature, shared out among the batch sizes in turns",
+            [
+                *("--dtype", "bfloat16", "--count", sizes.neighbours_prompts),
+                *("--tokens", sizes.neighbours_tokens, "--batches", "1,4,8", "--spread"),
+            ],
+            (sizes, prompts, folder),
+            _tell_lossless,
+        )
+    )
     made.append(
         _model(
             "forcing-clean",
@@ -247,27 +265,31 @@ def _differs(part: dict[str, Any]) -> bool:
 
 
 def _tell_lossless(result: dict[str, Any]) -> Told:
-    """One line a configuration, over both batch sizes; tokens per step by temperature."""
+    """One line a configuration over all batch sizes, one a batch size over all configurations;
+    tokens per step by temperature.
+    """
     parts = result["parts"]
-    counted = ("outputs", "tokens", "equal", "divergent")
+    counted = ("outputs", "tokens", "equal", "ties", "divergent")
     lines: dict[str, dict[str, Any]] = {"all": dict.fromkeys(counted, 0)}
+    batches: dict[str, dict[str, Any]] = {}
     for key, part in parts.items():
-        config, temperature, _ = key.split(", ")
+        config, temperature, batch = key.split(", ")
         line = lines.setdefault(config, dict.fromkeys(counted, 0))
         line[temperature] = part["tokens_per_step"]
+        of_batch = batches.setdefault(f"all, {batch}", dict.fromkeys(counted, 0))
         for name in counted:
-            line[name] += part[name]
-            lines["all"][name] += part[name]
+            for one in (line, of_batch, lines["all"]):
+                one[name] += part[name]
     rows = [
         (config, line["outputs"], line["tokens"], line.get("T=0"), line.get("T=0.8"))
-        + (line["equal"], line["divergent"])
-        for config, line in lines.items()
+        + (line["equal"], line["ties"], line["divergent"])
+        for config, line in {**lines, **batches}.items()
     ]
     wrong = [name for name, part in parts.items() if not part["ok"]]
     stable = "yes" if result.get("row_stable") else "no"
     heads = (
         *("configuration", "outputs", "tokens", "tokens/step at T=0", "at T=0.8"),
-        *("equal to stock", "divergent"),
+        *("equal to stock", "ties", "divergent"),
     )
     return Told(
         text=f"Row-stable: {stable}.\n\n" + table(heads, rows),

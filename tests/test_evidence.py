@@ -106,9 +106,10 @@ def test_every_section_names_what_it_leaves(evidence: ModuleType) -> None:
     whole = sections(Sizes(), "builtin", folder)
     small = sections(Sizes.smoke(folder), "prompts.jsonl", folder)
     assert [s.name for s in whole] == [s.name for s in small]
-    assert {"parity", "lossless-fp32", "lossless-bf16", "mutants", "kills", "tune", "kernels"} <= {
-        s.name for s in whole
-    }
+    assert [s.name for s in whole] == [
+        *("parity", "lossless-fp32", "lossless-bf16", "lossless-neighbours", "forcing-clean"),
+        *("mutants", "kills", "tune", "kernels"),
+    ]
     assert all(s.steps for s in whole)
     assert all(sys.executable not in evidence.shown(step) for s in whole for step in s.steps)
 
@@ -141,3 +142,54 @@ def test_the_section_bench_runs_further_engines_and_tells_every_run(
     assert "| them | 10.00 | - | - | - | 1 of 2 |" in told.text
     assert "| stock | 1.50x |" in told.text and "not installed: x" in told.text
     assert told.reason == "bench-4.json: no result"
+
+
+def test_the_costs_are_told_and_held_against_their_bars(evidence: ModuleType) -> None:
+    from evidence_costs import CostSizes, cost_sections, tell_drafting, tell_memory
+
+    made = cost_sections(CostSizes(), Path("runs"))
+    for section in made:  # each command is one of this repository's
+        assert (SCRIPTS.parent / section.steps[0].words[2]).is_file()
+    cell = {"median_us": 20.0, "nodes": 4.5, "read_us_per_token": 2.25}
+    slow = {"histories": {"100": cell, "100000": {**cell, "median_us": 60.0}}, "ratio": 3.0}
+    flat = {"histories": {"100": cell, "100000": cell}, "ratio": 1.0}
+    drafters = {"flat one": flat, "slow one": slow}
+    told = tell_drafting(
+        {"most": 2.0, "drafters": {k: {**v, "bytes_per_token": 44.0} for k, v in drafters.items()}}
+    )
+    assert "| flat one | 20 (4.5) | 20 (4.5) | 1.00 | 2.2 | 44 |" in told.text
+    assert told.reason.endswith(": slow one")
+    runs = {"stock": {"cache": 100_000_000, "peak": 330_000_000, "ratio": 1.1}}
+    case = {"weights": 200_000_000, "after_loading": 210_000_000, "runs": runs}
+    assert not tell_memory({"most": 1.3, "cases": {"bf16": case}}).reason
+    told = tell_memory({"most": 1.05, "cases": {"bf16": case}})
+    assert "| bf16 | stock | 200 | 210 | 100 | 330 | 1.10 |" in told.text
+    assert told.reason.endswith("bf16, stock")
+
+
+def test_outputs_are_counted_by_configuration_and_by_batch(evidence: ModuleType) -> None:
+    from evidence_sections import _tell_lossless
+
+    part = {"outputs": 2, "tokens": 8, "tokens_per_step": 1.5, "equal": 2, "ties": 0}
+    part |= {"divergent": 0, "ok": True}
+    tied = {**part, "equal": 1, "ties": 1, "ok": False}
+    parts = {"ngram chain, T=0, batch 1": part, "ngram chain, T=0.8, batch 8": tied}
+    told = _tell_lossless({"parts": parts, "row_stable": True})
+    assert "| all | 4 | 16 | - | - | 3 | 1 | 0 |" in told.text
+    assert "| ngram chain | 4 | 16 | 1.50 | 1.50 | 3 | 1 | 0 |" in told.text
+    assert "| all, batch 8 | 2 | 8 | - | - | 1 | 1 | 0 |" in told.text
+    assert told.reason == "not equal to stock: ngram chain, T=0.8, batch 8"
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_prompts_are_shared_out_so_that_each_configuration_has_all_of_them(
+    evidence: ModuleType, spread: bool
+) -> None:
+    from evidence_model import share
+
+    batches = (1, 4, 8)
+    every = list(range(10))
+    for turn in range(3):
+        shares = [share(every, turn + place, batches, spread) for place in range(3)]
+        met = sorted(number for part in shares for number in part)
+        assert met == (every if spread else sorted(every * 3))
