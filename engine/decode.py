@@ -16,7 +16,7 @@ from draftsmith.engine.stopping import StopRule, TextDecoder
 from draftsmith.engine.timing import Clock
 from draftsmith.engine.trees.tree import EMPTY, DraftTree
 from draftsmith.engine.types import Commit, Completion, Request, Verifier
-from draftsmith.engine.verify import Verdict, verify, walk
+from draftsmith.engine.verify import Verdict, best_tokens, verify, walk
 
 PREFILL_CHUNK = 512  # rows a forward; bounds the activation memory of long prompts
 
@@ -158,7 +158,7 @@ class DecodeLoop:
         if self._capture_margins:
             self._record_margins(logits, running)
         if all(is_plain_greedy(context) for context in contexts):
-            choices = logits.argmax(-1).tolist()  # the step's one synchronisation
+            choices = best_tokens(logits)  # the step's one synchronisation
             starts = _starts(widths)
             return [
                 walk(choices[start : start + width], tree)

@@ -21,6 +21,7 @@ from draftsmith.engine.sampling import RowContext, choose, draw, is_plain_greedy
 from draftsmith.engine.trees.tree import DraftTree
 from draftsmith.engine.types import Verifier
 from draftsmith.kernels.noise import ACCEPT, RESIDUAL, uniform
+from draftsmith.kernels.top_k import top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def verify(
     """
     if verifier == "coupled" or context.sampling.temperature == 0.0 or len(tree) == 0:
         if is_plain_greedy(context):
-            return walk(logits.argmax(-1).tolist(), tree)
+            return walk(best_tokens(logits), tree)
         return _walk_lazily(logits, tree, context, eos_ids)
     if not tree.is_chain:
         raise EngineInputError(
@@ -68,6 +69,12 @@ def verify(
     kept, weights = rule(p, q, tree.tokens, uniforms)
     bonus = draw(weights, uniform(seed, root, stream=RESIDUAL))
     return Verdict(tuple(range(kept)), bonus)
+
+
+def best_tokens(logits: torch.Tensor) -> list[int]:
+    """The greedy token after each row of ``logits`` ``[N, V]``: the lowest id among the largest."""
+    best: list[int] = top_k(logits, 1)[:, 0].tolist()
+    return best
 
 
 def walk(choices: Sequence[int], tree: DraftTree) -> Verdict:

@@ -44,6 +44,7 @@ _KERNELS = (
     _Kernel("gather_cache", has_cpp=False, stable_reference=True),  # a copy
     _Kernel("linear", has_cpp=True, stable_reference=False),
     _Kernel("noise", has_cpp=True, stable_reference=True),  # the same bits in both forms
+    _Kernel("top_k", has_cpp=True, stable_reference=True),
     _Kernel("tree_attention", has_cpp=True, stable_reference=False),
 )
 

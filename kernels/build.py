@@ -31,6 +31,7 @@ SOURCES = (
     "tree_attention/cpu.cpp",
     "decoder_layers/cpu.cpp",
     "noise/cpu.cpp",
+    "top_k/cpu.cpp",
 )
 HEADERS = ("lanes.h", "bf12_gemv/packed.h", "linear/product.h", "tree_attention/attention.h")
 # No contraction: the noise must round after each operation. Products fuse by intrinsics.
@@ -59,6 +60,7 @@ _SIGNATURES: dict[str, list[type]] = {
     ],
     "draftsmith_decoder_layers": [_pointer, _pointer, _int],
     "draftsmith_philox": [_uint64, _uint32, _uint32, _int64, _int64, _pointer],
+    "draftsmith_top_k": [_pointer, _int64, _int64, _int64, _int64, _pointer, _int],
     "draftsmith_gumbel_rows": [_pointer, _pointer, _int64, _int64, _uint32, _pointer, _int],
 }
 

@@ -11,6 +11,7 @@ import torch
 from draftsmith.engine.drafters.plan import Expansion
 from draftsmith.engine.sampling import RowContext, probabilities, sample_draft, scores
 from draftsmith.engine.trees.static import TreeTemplate
+from draftsmith.kernels.top_k import top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ def rank(logits: torch.Tensor, contexts: Sequence[RowContext], plan: Expansion) 
         count, log_norm = plan.shape.num_ranks, None
     else:
         count, log_norm = plan.shape.top_k, values.logsumexp(-1).tolist()
-    top_values, columns = _top(values, min(count, values.shape[-1]))
+    columns = top_k(values, min(count, values.shape[-1]))
+    top_values = values.gather(-1, columns)
     ids = columns if plan.token_ids is None else plan.token_ids[columns]
     ranked: list[Ranked] = []
     for i, (row, row_ids) in enumerate(zip(top_values.tolist(), ids.tolist(), strict=True)):
@@ -50,24 +52,6 @@ def rank(logits: torch.Tensor, contexts: Sequence[RowContext], plan: Expansion) 
         log_probs = [min(0.0, value - norm) for value in row[:kept]]
         ranked.append(Ranked(row_ids[:kept], log_probs, confident[i]))
     return ranked
-
-
-def _top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` largest per row; the first is always the arg-max with the lowest column at
-    ties.
-    """
-    if count == 1:
-        best = values.max(dim=-1, keepdim=True)
-        return best.values, best.indices
-    top = values.topk(count, dim=-1)
-    first = values.argmax(dim=-1, keepdim=True)
-    # Bring the arg-max to the front; where ties kept it out of the top it replaces the last.
-    is_first = top.indices == first
-    is_first[:, -1] |= ~is_first.any(-1)
-    order = (~is_first).long().argsort(dim=-1, stable=True)
-    columns = top.indices.gather(-1, order)
-    columns[:, 0] = first[:, 0]
-    return values.gather(-1, columns), columns
 
 
 def _sample(

@@ -23,6 +23,7 @@ from draftsmith.engine.drafters.shapes import (
 )
 from draftsmith.engine.trees.tree import DraftTree
 from draftsmith.engine.types import Commit, SlotView, SpecConfig
+from draftsmith.kernels.top_k import top_k
 
 MAX_SUCCESSORS = 64
 
@@ -93,6 +94,6 @@ class RecycleDrafter:
         """``logits`` ``[1 + n, V]`` of the rows proposed last; a token met twice keeps its later
         row.
         """
-        best = logits.topk(self._num_kept, dim=-1).indices.tolist()
+        best = top_k(logits, self._num_kept).tolist()
         for token, row in zip(state.row_tokens, best, strict=False):
             state.successors[token] = tuple(row)

@@ -15,6 +15,7 @@ from draftsmith.kernels.errors import KernelEnvironmentError
 from draftsmith.kernels.gather_cache import gather_cache
 from draftsmith.kernels.linear import linear
 from draftsmith.kernels.noise import gumbel_rows
+from draftsmith.kernels.top_k import top_k
 from draftsmith.kernels.tree_attention import tree_attention
 from tests.support.tinymodels import tiny_decoder
 
@@ -76,11 +77,18 @@ def layers_keep_rows() -> bool:
     return torch.equal(together, torch.cat(alone, dim=1))
 
 
+def top_k_keeps_rows() -> bool:
+    values = torch.randn(ROWS, 1000, generator=torch.Generator().manual_seed(4)).round()
+    alone = [top_k(values[i : i + 1], 5) for i in range(ROWS)]
+    return torch.equal(top_k(values, 5), torch.cat(alone))
+
+
 KEEPS: dict[str, Callable[[], bool]] = {
     "decoder_layers": layers_keep_rows,
     "gather_cache": gather_keeps_rows,
     "linear": linear_keeps_rows,
     "noise": noise_keeps_rows,
+    "top_k": top_k_keeps_rows,
     "tree_attention": attention_keeps_rows,
 }
 
