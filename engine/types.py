@@ -62,6 +62,7 @@ class SpecConfig:
     spec_factor: float = 1.0  # suffix: drafted tokens per matched token
     min_token_prob: float = 0.1  # suffix: least path probability by counts
     recycle_k: int = 8  # recycle: successors kept per token
+    fallback_size: int = 0  # ngram, suffix: shorter chains are filled up by recycling
     accept_p: float = 1.0  # scripted: probability of a right token
     script: Literal["oracle", "wrong", "mixed", "random"] = "oracle"
     script_right: int = 0  # scripted mixed: right tokens before the wrong one

@@ -50,6 +50,7 @@ def configurations(num_layers: int, vocab_size: int) -> dict[str, SpecConfig]:
         "ngram chain": SpecConfig(drafter="ngram", block_size=5),
         "ngram chain by gain": SpecConfig(drafter="ngram", block_size=8, draft_budget="gain"),
         "suffix chain": suffix,
+        "suffix chain, recycling behind": replace(suffix, match_min=2, fallback_size=3),
         "suffix dynamic tree": replace(suffix, tree="dynamic", tree_budget=12),
         "recycle chain": recycle,
         "recycle static tree": replace(recycle, tree="static", tree_budget=16),

@@ -16,6 +16,7 @@ from draftsmith.engine.types import SpecConfig, TreeShape
 Kind = Literal["choice", "int", "float", "ints", "text"]
 
 WITH_HEAD = ("early_exit", "draft_model")
+MATCHERS = ("ngram", "suffix")
 TREES_OF: dict[str, tuple[TreeShape, ...]] = {  # shapes that each drafter draws; others: chains
     "suffix": ("chain", "dynamic"),
     "recycle": ("chain", "static"),
@@ -167,7 +168,7 @@ KNOBS: dict[str, Knob] = {
             low=1,
             high=64,
             unit="tokens",
-            drafters=("ngram", "suffix"),
+            drafters=MATCHERS,
             help="shortest match that proposes",
         ),
         Knob(
@@ -176,7 +177,7 @@ KNOBS: dict[str, Knob] = {
             low=1,
             high=64,
             unit="tokens",
-            drafters=("ngram", "suffix"),
+            drafters=MATCHERS,
             help="longest match tried (ngram), depth cap (suffix)",
         ),
         Knob(
@@ -205,6 +206,15 @@ KNOBS: dict[str, Knob] = {
             unit="tokens",
             drafters=("recycle",),
             help="successors kept per token",
+        ),
+        Knob(
+            name="fallback_size",
+            kind="int",
+            low=0,
+            high=8,
+            unit="tokens",
+            drafters=MATCHERS,
+            help="drafts shorter than this are filled up by token recycling; 0 is none",
         ),
         Knob(
             name="draft_model",

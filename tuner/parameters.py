@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from draftsmith.engine.types import SpecConfig
-from draftsmith.tuner.knobs import KNOBS, TREES_OF, SpaceFacts, high_limit
+from draftsmith.tuner.knobs import KNOBS, MATCHERS, TREES_OF, SpaceFacts, high_limit
 from draftsmith.tuner.space import normalise
 
 WHOLE_VOCAB_FLOOR = 1024  # smallest trim searched for an ordinary vocabulary
@@ -78,6 +78,8 @@ def suggest(trial: Trial, family: str, facts: SpaceFacts) -> SpecConfig:
         values.update(_layers(trial, facts))
     elif family == "draft_model":
         values["draft_model"] = facts.draft_model
+    if family in MATCHERS:
+        values["fallback_size"] = trial.suggest_int(f"{family}.fallback_size", 0, 4)
     if family in ("early_exit", "draft_model"):
         grid = draft_vocab_grid(facts)
         if "draft_vocab" in facts.fixed:

@@ -65,11 +65,30 @@ class RecycleDrafter:
             elif state is not None and commit.logits is not None:
                 self._learn(state, commit.logits)
 
-    def _propose(self, view: SlotView) -> DraftTree:
+    def note(self, view: SlotView, tree: DraftTree) -> None:
+        """Another drafter's ``tree`` is verified in this step: its rows are learned from too."""
+        self._state(view).row_tokens = (view.tokens[-1], *tree.tokens)
+
+    def path(self, view: SlotView, before: Sequence[int], size: int) -> tuple[int, ...]:
+        """At most ``size`` tokens that follow ``before`` by the best successors; none where the
+        last token has none or ends the request.
+        """
+        table, ends = self._state(view).successors, end_ids(view.sampling, self._eos_ids)
+        token, found = before[-1], list[int]()
+        while len(found) < size and token not in ends and token in table:
+            token = table[token][0]
+            found.append(token)
+        return tuple(found)
+
+    def _state(self, view: SlotView) -> _State:
         state = self._states.get(view.slot)
         if state is None:
             state = _State(self._seed(view.tokens))
             self._states[view.slot] = state
+        return state
+
+    def _propose(self, view: SlotView) -> DraftTree:
+        state = self._state(view)
         table = state.successors
         tree = fill_template(
             self._template,
@@ -78,7 +97,7 @@ class RecycleDrafter:
             lambda token, _: table.get(token, ()),
             end_ids(view.sampling, self._eos_ids),
         )
-        state.row_tokens = (view.tokens[-1], *tree.tokens)
+        self.note(view, tree)
         return tree
 
     def _seed(self, tokens: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -97,3 +116,4 @@ class RecycleDrafter:
         best = top_k(logits, self._num_kept).tolist()
         for token, row in zip(state.row_tokens, best, strict=False):
             state.successors[token] = tuple(row)
+        state.row_tokens = ()  # a step without a draft of ours tells nothing about these

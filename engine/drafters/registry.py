@@ -19,6 +19,7 @@ _DRAFTERS: dict[str, tuple[str, str]] = {
     "draft_model": ("draft_model", "DraftModelDrafter"),
     "scripted": ("scripted", "ScriptedDrafter"),
 }
+BACKED = ("ngram", "suffix")  # read ``fallback_size``
 DRAFTER_NAMES = (NONE, *_DRAFTERS)
 _VERIFIERS = ("coupled", "rejection", "block")
 
@@ -42,7 +43,12 @@ def make_drafter(config: SpecConfig, context: DrafterContext) -> Drafter | None:
         )
     module_name, class_name = _DRAFTERS[config.drafter]
     module = import_module(f"draftsmith.engine.drafters.{module_name}")
-    return cast(DrafterFactory, getattr(module, class_name))(config, context)
+    drafter = cast(DrafterFactory, getattr(module, class_name))(config, context)
+    if config.drafter not in BACKED or config.fallback_size == 0:
+        return drafter
+    from draftsmith.engine.drafters.backed import BackedDrafter
+
+    return BackedDrafter(drafter, config, context)
 
 
 def draft_rows(config: SpecConfig, rank_acceptance: tuple[float, ...] = ()) -> int:

@@ -38,6 +38,9 @@ CASES: dict[str, dict[str, object]] = {
     "ngram": {"drafter": "ngram"},
     "ngram_long": {"drafter": "ngram", "match_min": 2, "match_max": 5, "block_size": 8},
     "suffix": SUFFIX,
+    "ngram_backed": {"drafter": "ngram", "match_min": 2, "fallback_size": 3},
+    "suffix_backed": {**SUFFIX, "match_min": 3, "fallback_size": 2},
+    "suffix_dynamic_backed": {**SUFFIX, **DYNAMIC, "fallback_size": 3},
     "suffix_dynamic": {**SUFFIX, **DYNAMIC},
     "recycle": {"drafter": "recycle"},
     "recycle_static": {"drafter": "recycle", **STATIC},
@@ -69,7 +72,14 @@ CASES: dict[str, dict[str, object]] = {
 }
 DISTRIBUTION = {
     f"{name}_{verifier}": {**CASES[name], "verifier": verifier}
-    for name in ("ngram", "early_exit", "early_exit_trimmed", "draft_model", "draft_model_trimmed")
+    for name in (
+        "ngram",
+        "ngram_backed",
+        "early_exit",
+        "early_exit_trimmed",
+        "draft_model",
+        "draft_model_trimmed",
+    )
     for verifier in ("rejection", "block")
 }
 every_case = pytest.mark.parametrize("name", CASES)

@@ -9,6 +9,7 @@ from draftsmith.engine.types import Request, Sampling, SpecConfig
 CONFIGS: dict[str, SpecConfig] = {
     "ngram": SpecConfig(drafter="ngram", block_size=4, match_max=3),
     "suffix": SpecConfig(drafter="suffix", block_size=8, match_max=16),
+    "suffix-backed": SpecConfig(drafter="suffix", block_size=8, match_min=2, fallback_size=3),
     "suffix-tree": SpecConfig(
         drafter="suffix", tree="dynamic", block_size=6, tree_budget=12, match_max=16
     ),

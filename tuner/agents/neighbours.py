@@ -23,7 +23,15 @@ LEADERS = 3  # fastest configurations whose neighbours are tried
 REACH = 0.9  # a leader is at least this share of the fastest
 _STEPS = (1, -1, 2, -2, 3, -3, 4, -4)  # of integer knobs
 _THRESHOLDS = (0.0, 0.2, 0.4, 0.6)
-_INTEGERS = ("block_size", "exit_layer", "tree_budget", "recycle_k", "match_min", "match_max")
+_INTEGERS = (
+    "block_size",
+    "exit_layer",
+    "tree_budget",
+    "recycle_k",
+    "fallback_size",
+    "match_min",
+    "match_max",
+)
 
 
 class NeighbourAgent:
@@ -80,7 +88,7 @@ class NeighbourAgent:
                     continue
                 value = getattr(leader, name)
                 moved = value + step * (1 if value < 8 else 2)
-                if 1 <= moved <= high_limit(KNOBS[name], leader.drafter, self._facts):
+                if KNOBS[name].low <= moved <= high_limit(KNOBS[name], leader.drafter, self._facts):
                     yield replace(leader, **{name: moved})
             if is_read(KNOBS["draft_vocab"], leader):
                 yield from _along(leader, draft_vocab_grid(self._facts), step)

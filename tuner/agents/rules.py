@@ -92,6 +92,18 @@ def _suffix(facts: SpaceFacts) -> list[tuple[SpecConfig, str]]:
             ),
             "suffix decoding's published depth, factor and probability, cut to what pays",
         ),
+        (
+            SpecConfig(
+                drafter="suffix",
+                block_size=_block(facts, 8),
+                match_max=24,
+                match_min=2,
+                min_token_prob=0.2,
+                fallback_size=2 if facts.concurrency < BUSY else 1,
+            ),
+            "suffix decoding of matches worth having, token recycling's one or two tokens where "
+            "there is none",
+        ),
     ]
 
 
