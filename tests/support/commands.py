@@ -51,6 +51,7 @@ class Scene:
     """A tiny target, its prompts, a store and the environment of the commands."""
 
     def __init__(self, folder: Path, *, num_prompts: int = 24, max_tokens: int = 64) -> None:
+        folder = folder.resolve()  # its state folder goes into XDG_STATE_HOME: absolute or ignored
         self.folder = folder
         self.store = folder / "store.db"
         self.num_starts = 0

@@ -21,6 +21,7 @@ from typing import Any, get_args
 from commands import BrokenPromiseError, Driver, Kind, Scene, check_kept
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+FRUITLESS = 8  # runs in a row that end before anything could be killed
 EARLY = 1 / 3  # share of drivers that are killed while they start
 MORE_TRIALS = (0, 1, 2)  # that finish before the next kill
 ENVIRONMENT = 3  # exit code of a command that cannot go on
@@ -72,12 +73,20 @@ class Siege:
     def run(self) -> Report:
         """Until every kill is done and the last run ended. Raises BrokenPromiseError."""
         report = self._report
+        fruitless = 0
         while self._left or not report.runs:
+            before = len(self._left)
             arguments = self._scene.tune_arguments(
                 seed=len(report.runs), max_trials=self._max_trials
             )
             while not self._drive(arguments):
                 pass
+            fruitless = fruitless + 1 if len(self._left) == before else 0
+            if fruitless == FRUITLESS:
+                raise BrokenPromiseError(
+                    f"{fruitless} runs ended before a {self._left[0]} could be killed: none was"
+                    " found, or the spread is too long for runs this short"
+                )
         report.num_starts = self._scene.num_starts
         report.num_finished = len(self._kept.finished)
         report.begun_again = self._kept.lost_leases
