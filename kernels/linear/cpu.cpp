@@ -2,6 +2,10 @@
 
 #include "linear/product.h"
 
+template void product::run_matrix<lanes::Float32>(const Problem&, const Matrix&, int64_t, int64_t);
+template void product::run_matrix<lanes::BFloat16>(const Problem&, const Matrix&, int64_t, int64_t);
+template void product::run_matrix<lanes::Float16>(const Problem&, const Matrix&, int64_t, int64_t);
+
 namespace {
 
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds under which one thread is faster

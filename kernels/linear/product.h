@@ -289,4 +289,9 @@ void read_row(const Matrix& weight, int64_t n, int64_t K, float* out) {
     }
 }
 
+// Compiled once, in linear/cpu.cpp.
+extern template void run_matrix<lanes::Float32>(const Problem&, const Matrix&, int64_t, int64_t);
+extern template void run_matrix<lanes::BFloat16>(const Problem&, const Matrix&, int64_t, int64_t);
+extern template void run_matrix<lanes::Float16>(const Problem&, const Matrix&, int64_t, int64_t);
+
 }  // namespace product

@@ -252,4 +252,9 @@ void attend_unit(const Problem& p, int64_t b, int64_t i, int64_t unit, const flo
     else attend_heads<T, false>(p, b, i, unit, q, out, scratch);
 }
 
+// Compiled once, in tree_attention/cpu.cpp.
+extern template void attend_unit<lanes::Float32>(const Problem&, int64_t, int64_t, int64_t, const float*, float*, Scratch&);
+extern template void attend_unit<lanes::BFloat16>(const Problem&, int64_t, int64_t, int64_t, const float*, float*, Scratch&);
+extern template void attend_unit<lanes::Float16>(const Problem&, int64_t, int64_t, int64_t, const float*, float*, Scratch&);
+
 }  // namespace attention

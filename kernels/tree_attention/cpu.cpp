@@ -3,6 +3,14 @@
 
 #include "tree_attention/attention.h"
 
+namespace attention {
+
+template void attend_unit<lanes::Float32>(const Problem&, int64_t, int64_t, int64_t, const float*, float*, Scratch&);
+template void attend_unit<lanes::BFloat16>(const Problem&, int64_t, int64_t, int64_t, const float*, float*, Scratch&);
+template void attend_unit<lanes::Float16>(const Problem&, int64_t, int64_t, int64_t, const float*, float*, Scratch&);
+
+}  // namespace attention
+
 namespace {
 
 constexpr int64_t kSerialWork = 1 << 17;  // multiply-adds under which one thread is faster
