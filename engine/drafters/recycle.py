@@ -66,7 +66,7 @@ class RecycleDrafter:
                 self._learn(state, commit.logits)
 
     def note(self, view: SlotView, tree: DraftTree) -> None:
-        """Another drafter's ``tree`` is verified in this step: its rows are learned from too."""
+        """``tree``, drafted here or elsewhere, is verified in this step: its rows teach."""
         self._state(view).row_tokens = (view.tokens[-1], *tree.tokens)
 
     def path(self, view: SlotView, before: Sequence[int], size: int) -> tuple[int, ...]:
