@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +125,14 @@ def build(compiler: str, path: Path) -> None:
                 return
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 made = Path(folder) / path.name
-                sources = [str(_FOLDER / name) for name in SOURCES]
-                _run([compiler, *FLAGS, f"-I{_FOLDER}", *sources, "-o", str(made)])
+                objects = [f"{folder}/{index}.o" for index in range(len(SOURCES))]
+                with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler
+                    commands = (
+                        [compiler, *FLAGS, f"-I{_FOLDER}", "-c", str(_FOLDER / name), "-o", file]
+                        for name, file in zip(SOURCES, objects, strict=True)
+                    )
+                    list(pool.map(_run, commands))
+                _run([compiler, *FLAGS, *objects, "-o", str(made)])
                 os.replace(made, path)
     except OSError as error:
         raise KernelEnvironmentError(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftsmith.kernels import backend
+from draftsmith.kernels import backend, build
 from draftsmith.kernels.backend import describe, library, use_backend
 from draftsmith.kernels.errors import KernelEnvironmentError, KernelInputError
 from draftsmith.kernels.linear import linear
@@ -143,7 +143,7 @@ def test_processes_that_start_together_build_once(cpp: None, tmp_path: Path) -> 
     compiler = describe().compiler
     assert compiler is not None
     counted = _fake_compiler(
-        tmp_path, f'[ "$1" = --version ] || echo x >> {tmp_path}/builds\nexec {compiler} "$@"'
+        tmp_path, f'[ "$1" = --version ] || echo " $* " >> {tmp_path}/builds\nexec {compiler} "$@"'
     )
     environment = os.environ | {"DRAFTSMITH_CACHE": str(tmp_path / "cache"), "CXX": counted}
     processes = [
@@ -156,4 +156,6 @@ def test_processes_that_start_together_build_once(cpp: None, tmp_path: Path) -> 
     assert all(answer == answers[0] for answer in answers)
     assert answers[0][0] == "cpp"
     assert [str(path) for path in (tmp_path / "cache").rglob("*.so")] == [answers[0][2]]
-    assert (tmp_path / "builds").read_text().split() == ["x"]
+    commands = (tmp_path / "builds").read_text().splitlines()
+    compiled = [command for command in commands if " -c " in command]
+    assert len(compiled) == len(build.SOURCES) and len(commands) == len(compiled) + 1
