@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from draftsmith.engine.drafters.registry import MATCHERS
 from draftsmith.engine.types import SpecConfig, TreeShape
 
 Kind = Literal["choice", "int", "float", "ints", "text"]
 
 WITH_HEAD = ("early_exit", "draft_model")
-MATCHERS = ("ngram", "suffix")
 TREES_OF: dict[str, tuple[TreeShape, ...]] = {  # shapes that each drafter draws; others: chains
     "suffix": ("chain", "dynamic"),
     "recycle": ("chain", "static"),

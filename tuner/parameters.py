@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from draftsmith.engine.drafters.registry import MATCHERS
 from draftsmith.engine.types import SpecConfig
-from draftsmith.tuner.knobs import KNOBS, MATCHERS, TREES_OF, SpaceFacts, high_limit
+from draftsmith.tuner.knobs import KNOBS, TREES_OF, SpaceFacts, high_limit
 from draftsmith.tuner.space import normalise
 
 WHOLE_VOCAB_FLOOR = 1024  # smallest trim searched for an ordinary vocabulary

@@ -19,7 +19,7 @@ _DRAFTERS: dict[str, tuple[str, str]] = {
     "draft_model": ("draft_model", "DraftModelDrafter"),
     "scripted": ("scripted", "ScriptedDrafter"),
 }
-BACKED = ("ngram", "suffix")  # read ``fallback_size``
+MATCHERS = ("ngram", "suffix")  # draft what followed a match; read ``fallback_size``
 DRAFTER_NAMES = (NONE, *_DRAFTERS)
 _VERIFIERS = ("coupled", "rejection", "block")
 
@@ -44,7 +44,7 @@ def make_drafter(config: SpecConfig, context: DrafterContext) -> Drafter | None:
     module_name, class_name = _DRAFTERS[config.drafter]
     module = import_module(f"draftsmith.engine.drafters.{module_name}")
     drafter = cast(DrafterFactory, getattr(module, class_name))(config, context)
-    if config.drafter not in BACKED or config.fallback_size == 0:
+    if config.drafter not in MATCHERS or config.fallback_size == 0:
         return drafter
     from draftsmith.engine.drafters.backed import BackedDrafter
 

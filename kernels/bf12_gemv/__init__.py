@@ -72,7 +72,7 @@ class Bf12Weight(PackedWeight):
     def struct(self) -> PackedStruct:
         """For C++; the tensors must outlive it."""
         tensors = (self.units, self.starts, self.places, self.values)
-        highs = (ctypes.c_uint8 * CODES)(*self.highs.tolist())
+        highs = (ctypes.c_uint8 * CODES).from_buffer_copy(self.highs.numpy().tobytes())
         return PackedStruct(*(tensor.data_ptr() for tensor in tensors), highs)
 
     def unpack(self) -> torch.Tensor:
