@@ -7,13 +7,15 @@ memory, as a decoding step does.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from draftsmith.kernels.backend import describe
 from draftsmith.kernels.linear import linear
+from draftsmith.kernels.panels import Weight, pack_panels
 
 SHAPES = [(576, 576), (576, 1536), (1536, 576), (576, 49152)]  # (K, N)
 ROWS = [1, 2, 4, 8, 16, 32, 64, 256]
@@ -22,7 +24,7 @@ ROUNDS = 7
 # torch's bf16 product of many rows takes seconds a cell; past this it is left out.
 MOST_TORCH_BF16 = 1 << 30
 
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor, Any], torch.Tensor]  # the second: what its list of weights holds
 
 
 def _torch_bf16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -30,7 +32,7 @@ def _torch_bf16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _milliseconds(
-    candidates: dict[str, tuple[Product, list[torch.Tensor]]], x: torch.Tensor
+    candidates: dict[str, tuple[Product, Sequence[Weight]]], x: torch.Tensor
 ) -> dict[str, float]:
     """Median time of one call, the candidates interleaved; the first round warms up."""
     samples: dict[str, list[float]] = {name: [] for name in candidates}
@@ -53,11 +55,12 @@ def main() -> None:
         print(f"{'M':>4} {'ours bf16':>10} {'x T(1)':>7} {'torch bf16':>11} {'torch fp32':>11}")
         count = max(1, WEIGHT_BYTES // (depth * outputs * 2))
         narrow = [torch.randn(outputs, depth).bfloat16() for _ in range(count)]
+        panels = [pack_panels(weight) for weight in narrow]  # as the engine holds them
         wide = [weight.float() for weight in narrow]
         one_row = 0.0
         for rows in ROWS:
-            candidates: dict[str, tuple[Product, list[torch.Tensor]]] = {
-                "ours": (linear, narrow),
+            candidates: dict[str, tuple[Product, Sequence[Weight]]] = {
+                "ours": (linear, panels),
                 "fp32": (functional.linear, wide),
             }
             if rows * depth * outputs * count < MOST_TORCH_BF16:

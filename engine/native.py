@@ -11,7 +11,7 @@ from draftsmith.engine.budget import DraftBudget
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.decode import DecodeLoop
 from draftsmith.engine.drafters.drafter import Drafter, DrafterContext
-from draftsmith.engine.drafters.registry import draft_rows, make_drafter
+from draftsmith.engine.drafters.registry import MATCHERS, draft_rows, make_drafter
 from draftsmith.engine.drafters.vocabulary import forced_token_ids
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.job import DraftInputs
@@ -197,15 +197,16 @@ def max_nodes(config: SpecConfig) -> int:
     """Most nodes that the configuration can draft in one step of one request."""
     if config.drafter == "none":
         return 0
+    fallback = config.fallback_size if config.drafter in MATCHERS else 0
     if config.tree == "chain":
-        return config.block_size
+        return max(config.block_size, fallback)
     if config.tree == "static" and config.branching:
         total, level = 0, 1
         for count in config.branching:
             level *= count
             total += level
         return total
-    return config.tree_budget
+    return max(config.tree_budget, fallback)
 
 
 def _by_prompt(

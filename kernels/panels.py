@@ -35,9 +35,18 @@ class PackedWeight(ABC):
     def unpack(self) -> torch.Tensor:
         """The dense tensor ``[N, K]``, bit for bit."""
 
-    @abstractmethod
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """Dense ``[len(index), K]``: these rows of it."""
+        """Dense ``[len(index), K]``: these rows of it. KernelInputError past the last one."""
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.shape[0]:
+            raise KernelInputError(
+                f"rows {int(index.min())} to {int(index.max())} are asked for, the weight has"
+                f" {self.shape[0]}"
+            )
+        return self._rows(index)
+
+    @abstractmethod
+    def _rows(self, index: torch.Tensor) -> torch.Tensor:
+        """``rows`` of an index that was checked."""
 
 
 Weight = torch.Tensor | PackedWeight
@@ -59,7 +68,7 @@ class PanelWeight(PackedWeight):
         order = places(self.dtype)
         return from_panels(self.panels, order)[: self.shape[0]]
 
-    def rows(self, index: torch.Tensor) -> torch.Tensor:
+    def _rows(self, index: torch.Tensor) -> torch.Tensor:
         return self.panels[index // ROWS, :, places(self.dtype)[index % ROWS]]
 
 
@@ -72,12 +81,11 @@ def places(dtype: torch.dtype) -> torch.Tensor:
 def to_panels(weight: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """``[N, K]`` -> ``[ceil(N / 16), K, 16]``, row r of a panel at ``order[r]``."""
     num_rows, depth = weight.shape
-    num_panels = -(-num_rows // ROWS)
-    if num_panels * ROWS != num_rows:
-        padding = weight.new_zeros(num_panels * ROWS - num_rows, depth)
-        weight = torch.cat((weight, padding))
-    rows = weight.view(num_panels, ROWS, depth)[:, torch.argsort(order)]
-    return rows.transpose(1, 2).contiguous()
+    panels = weight.new_zeros(-(-num_rows // ROWS), depth, ROWS)
+    for row, place in enumerate(order.tolist()):
+        column = weight[row::ROWS]
+        panels[: len(column), :, place] = column
+    return panels
 
 
 def from_panels(panels: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

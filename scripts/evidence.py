@@ -118,6 +118,7 @@ def carry_out(section: Section, place: Place) -> None:
         "reason": reason,
         "commands": [shown(step) for step in section.steps],
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
         "seconds": round(time.monotonic() - begin),
         "machine": machine(),
         "text": told.text.strip(),
@@ -175,6 +176,20 @@ def shown(step: Step) -> str:
     return f"{line} > {step.output}" if step.output else line
 
 
+def commit() -> str | None:
+    """The commit of the code that runs, ``+`` behind it when files differ; None outside git."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{DOCUMENT}")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def machine() -> dict[str, str]:
     """The date's machine and the versions that matter."""
     return {
@@ -193,7 +208,9 @@ def write_document(known: Sequence[Section], place: Place) -> None:
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     results = {section.name: kept(section, place) for section in known}
-    parts = [table(("section", "result", "date", "minutes"), map(_summary, results.items()))]
+    parts = [
+        table(("section", "result", "date", "commit", "minutes"), map(_summary, results.items()))
+    ]
     last: dict[str, str] = {}
     for name, result in results.items():
         if result is None:
@@ -216,8 +233,9 @@ def write_document(known: Sequence[Section], place: Place) -> None:
 def _summary(item: tuple[str, dict[str, Any] | None]) -> tuple[object, ...]:
     name, result = item
     if result is None:
-        return (name, "not run", None, None)
-    return (name, result["status"], result["date"], f"{result['seconds'] / 60:.1f}")
+        return (name, "not run", None, None, None)
+    seconds, known = result["seconds"], result.get("commit")
+    return (name, result["status"], result["date"], known, f"{seconds / 60:.1f}")
 
 
 def _passed(path: Path) -> bool:

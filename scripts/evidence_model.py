@@ -50,7 +50,7 @@ def configurations(num_layers: int, vocab_size: int) -> dict[str, SpecConfig]:
         "ngram chain": SpecConfig(drafter="ngram", block_size=5),
         "ngram chain by gain": SpecConfig(drafter="ngram", block_size=8, draft_budget="gain"),
         "suffix chain": suffix,
-        "suffix chain, recycling behind": replace(suffix, match_min=2, fallback_size=3),
+        "suffix chain backed by recycling": replace(suffix, match_min=2, fallback_size=3),
         "suffix dynamic tree": replace(suffix, tree="dynamic", tree_budget=12),
         "recycle chain": recycle,
         "recycle static tree": replace(recycle, tree="static", tree_budget=16),
@@ -140,11 +140,11 @@ def parity(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> boo
 
 def lossless(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> bool:
     """Each configuration, temperature and batch size against the plain oracle. In bf16 every output
-    is token-forced too; with ``--spread`` only one that differs is.
+    is token-forced too; with ``--spread`` none may differ, and only one that does is.
     """
     model = loaded.model
     engine = NativeEngine(model, tokenizer=loaded.tokenizer, load_draft_model=lambda path: model)
-    exactly = options.dtype == "float32" or describe().row_stable
+    exactly = options.spread or options.dtype == "float32" or describe().row_stable
     kept.value["row_stable"] = describe().row_stable
     chosen = configurations(model.info.num_layers, model.info.vocab_size)
     chosen = {name: chosen[name] for name in options.configs or chosen}
@@ -201,7 +201,7 @@ def lossless(loaded: LoadedTarget, options: argparse.Namespace, kept: Kept) -> b
                 {
                     "outputs": len(requests),
                     "tokens": tokens,
-                    "tokens_per_step": round(tokens / max(1, steps), 2),
+                    "steps": steps,
                     "equal": len(requests) - len(differing),
                     "ties": judged.count("tie"),
                     "divergent": divergent,

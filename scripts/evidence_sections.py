@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,6 +265,10 @@ def _differs(part: dict[str, Any]) -> bool:
     return part["differs_at"] is not None
 
 
+def _tokens_a_step(counted: Counter[str] | None) -> float | None:
+    return counted and counted["tokens"] / max(1, counted["steps"])
+
+
 def _tell_lossless(result: dict[str, Any]) -> Told:
     """One line a configuration over all batch sizes, one a batch size over all configurations;
     tokens per step by temperature.
@@ -273,15 +278,21 @@ def _tell_lossless(result: dict[str, Any]) -> Told:
     lines: dict[str, dict[str, Any]] = {"all": dict.fromkeys(counted, 0)}
     batches: dict[str, dict[str, Any]] = {}
     for key, part in parts.items():
-        config, temperature, batch = key.split(", ")
+        config, temperature, batch = key.rsplit(", ", 2)
         line = lines.setdefault(config, dict.fromkeys(counted, 0))
-        line[temperature] = part["tokens_per_step"]
+        speed = line.setdefault(temperature, Counter())
+        speed.update(tokens=part["tokens"], steps=part["steps"])
         of_batch = batches.setdefault(f"all, {batch}", dict.fromkeys(counted, 0))
         for name in counted:
             for one in (line, of_batch, lines["all"]):
                 one[name] += part[name]
     rows = [
-        (config, line["outputs"], line["tokens"], line.get("T=0"), line.get("T=0.8"))
+        (
+            config,
+            line["outputs"],
+            line["tokens"],
+            *map(_tokens_a_step, (line.get("T=0"), line.get("T=0.8"))),
+        )
         + (line["equal"], line["ties"], line["divergent"])
         for config, line in {**lines, **batches}.items()
     ]

@@ -5,6 +5,8 @@ again, and what a person wrote around the generated part stays.
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -170,15 +172,45 @@ def test_the_costs_are_told_and_held_against_their_bars(evidence: ModuleType) ->
 def test_outputs_are_counted_by_configuration_and_by_batch(evidence: ModuleType) -> None:
     from evidence_sections import _tell_lossless
 
-    part = {"outputs": 2, "tokens": 8, "tokens_per_step": 1.5, "equal": 2, "ties": 0}
+    part = {"outputs": 2, "tokens": 8, "steps": 4, "equal": 2, "ties": 0}
     part |= {"divergent": 0, "ok": True}
     tied = {**part, "equal": 1, "ties": 1, "ok": False}
     parts = {"ngram chain, T=0, batch 1": part, "ngram chain, T=0.8, batch 8": tied}
+    parts["ngram chain, T=0, batch 8"] = {**part, "tokens": 40}  # 48 tokens in 8 steps
     told = _tell_lossless({"parts": parts, "row_stable": True})
-    assert "| all | 4 | 16 | - | - | 3 | 1 | 0 |" in told.text
-    assert "| ngram chain | 4 | 16 | 1.50 | 1.50 | 3 | 1 | 0 |" in told.text
-    assert "| all, batch 8 | 2 | 8 | - | - | 1 | 1 | 0 |" in told.text
+    assert "| all | 6 | 56 | - | - | 5 | 1 | 0 |" in told.text
+    assert "| ngram chain | 6 | 56 | 6.00 | 2.00 | 5 | 1 | 0 |" in told.text
+    assert "| all, batch 8 | 4 | 48 | - | - | 3 | 1 | 0 |" in told.text
     assert told.reason == "not equal to stock: ngram chain, T=0.8, batch 8"
+
+
+def test_every_configuration_is_told_by_its_own_name(evidence: ModuleType) -> None:
+    from evidence_model import _key, configurations
+    from evidence_sections import _tell_lossless
+
+    names = list(configurations(num_layers=6, vocab_size=100))
+    part = {"outputs": 1, "tokens": 3, "steps": 2, "equal": 1, "ties": 0, "divergent": 0}
+    parts = {_key(name, 0.8, 4): {**part, "ok": True} for name in names}
+    told = _tell_lossless({"parts": parts, "row_stable": True})
+    for name in names:
+        assert "," not in name  # --configs is a list with commas
+        assert f"| {name} | 1 | 3 | - | 1.50 | 1 | 0 | 0 |" in told.text
+
+
+def test_the_summary_names_the_commit(evidence: ModuleType, tmp_path: Path) -> None:
+    told = section(evidence, "told", "print('a table')")
+    evidence.carry_out(told, place(evidence))
+    evidence.write_document([told], place(evidence))
+    outside = (tmp_path / "measurements.md").read_text()
+    assert re.search(r"\| told \| passed \| [\d-]+ \| - \| 0\.0 \|", outside)  # outside git
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path))
+    (tmp_path / "file").write_text("1")
+    for words in (("init", "-q"), ("add", "file"), ("commit", "-qm", "one")):
+        subprocess.run([*git, *words], check=True)
+    clean = evidence.commit()
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    (tmp_path / "file").write_text("2")
+    assert evidence.commit() == clean + "+"
 
 
 @pytest.mark.parametrize("spread", [True, False])

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from draftsmith.engine.drafters.registry import MATCHERS
 from draftsmith.engine.types import SpecConfig
 from draftsmith.tuner.errors import TunerInputError, near_match
 from draftsmith.tuner.knobs import (
@@ -50,14 +51,17 @@ def normalise(config: SpecConfig, facts: SpaceFacts | None = None) -> SpecConfig
     return config
 
 
-def simplicity(config: SpecConfig) -> tuple[int, int]:
-    """Order of simplicity, simplest first: off, chain, static, dynamic; then fewer nodes."""
+def simplicity(config: SpecConfig) -> tuple[int, int, int]:
+    """Order of simplicity, simplest first: off, chain, static, dynamic; then fewer nodes,
+    then less recycling behind matches.
+    """
     if config.drafter == "none":
-        return (0, 0)
+        return (0, 0, 0)
     tree = config.tree if config.drafter in TREES_OF else "chain"
+    fallback = config.fallback_size if config.drafter in MATCHERS else 0
     if tree == "chain":
-        return (1, config.block_size)
-    return (_ORDER[tree], config.tree_budget)
+        return (1, config.block_size, fallback)
+    return (_ORDER[tree], config.tree_budget, fallback)
 
 
 def config_json(config: SpecConfig) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class BackedDrafter:
     needs_logits = True
 
     def __init__(self, first: Drafter, config: SpecConfig, context: DrafterContext) -> None:
-        self._size = require_int("fallback_size", config.fallback_size, 1, MAX_FALLBACK)
+        self._size = require_int("fallback_size", config.fallback_size, 0, MAX_FALLBACK)
         self._first = first
         self._recycle = RecycleDrafter(SpecConfig(drafter="recycle", recycle_k=1), context)
 

@@ -78,9 +78,10 @@ def assemble(
     """Read every tensor of ``config`` from ``source`` once, converting to ``dtype`` on ``device``;
     ``pack`` then gives each matrix its form in memory.
 
-    Projections that the forward fuses are copied part by part into their final tensor, so the peak
-    is the weights plus one part. Raises EngineInputError for a missing tensor, a wrong shape, or an
-    untied checkpoint without ``lm_head`` (cases.md B46).
+    Projections that the forward fuses are copied part by part into their final tensor. So the peak
+    is the weights plus one part or, where ``pack`` makes another form of it, one matrix (of an
+    untied model embedding and head). Raises EngineInputError for a missing tensor, a wrong shape,
+    or an untied checkpoint without ``lm_head`` (cases.md B46).
     """
     return _Assembler(config, source, dtype, device, pack).decoder()
 
@@ -102,15 +103,20 @@ class _Assembler:
 
     def decoder(self) -> DecoderWeights:
         config = self.config
-        shape = (config.vocab_size, config.hidden_size)
-        embedding, head = self._tied(shape) if config.tied_head else self._untied(shape)
-        packed = self.pack(head)
+        embedding, head = self._tables()
         return DecoderWeights(
-            embedding=packed if head is embedding else self.pack(embedding),
+            embedding=embedding,
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
             final_norm=self._norm("model.norm.weight", config.hidden_size),
-            head=packed,
+            head=head,
         )
+
+    def _tables(self) -> tuple[Weight, Weight]:
+        """Embedding and head in the form of ``pack``; the dense ones end here."""
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        embedding, head = self._tied(shape) if self.config.tied_head else self._untied(shape)
+        packed = self.pack(head)
+        return packed if head is embedding else self.pack(embedding), packed
 
     def _tied(self, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """One tensor for both, whichever name it is stored under. A checkpoint that holds two

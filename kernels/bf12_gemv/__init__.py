@@ -81,11 +81,11 @@ class Bf12Weight(PackedWeight):
         )
         return whole[: self.shape[0]]
 
-    def rows(self, index: torch.Tensor) -> torch.Tensor:
-        starts = range(0, max(1, len(index)), _PIECE)
-        return torch.cat([self._rows(index[start : start + _PIECE]) for start in starts])
-
     def _rows(self, index: torch.Tensor) -> torch.Tensor:
+        starts = range(0, max(1, len(index)), _PIECE)
+        return torch.cat([self._piece(index[start : start + _PIECE]) for start in starts])
+
+    def _piece(self, index: torch.Tensor) -> torch.Tensor:
         panels, inverse = torch.unique(index // ROWS, return_inverse=True)
         counts = self.starts.diff()[panels]
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))

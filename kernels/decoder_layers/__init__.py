@@ -220,7 +220,8 @@ class DecoderLayers:
         offset: int,
     ) -> None:
         num_slots, width = token_ids.shape
-        if positions.shape != token_ids.shape or token_ids.dtype != torch.int64:
+        integers = token_ids.dtype == positions.dtype == torch.int64
+        if positions.shape != token_ids.shape or not integers:
             raise KernelInputError(
                 f"token_ids are {token_ids.dtype} {tuple(token_ids.shape)}, positions"
                 f" {positions.dtype} {tuple(positions.shape)}; both must be int64 [B, W]"
@@ -233,6 +234,11 @@ class DecoderLayers:
             )
         head_dim = self._shape.head_dim
         wanted = (len(self._layers), self._shape.num_kv_heads, head_dim)
+        if (k_cache.shape, k_cache.stride()) != (v_cache.shape, v_cache.stride()):
+            raise KernelInputError(
+                f"k_cache has shape {tuple(k_cache.shape)} and strides {k_cache.stride()}, v_cache"
+                f" {tuple(v_cache.shape)} and {v_cache.stride()}; they must be alike"
+            )
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             found = (cache.shape[0], cache.shape[2], cache.shape[4])
             if found != wanted or cache.stride()[3:] != (head_dim, 1):

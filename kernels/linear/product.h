@@ -6,9 +6,9 @@
 // broken into equal blocks of at most kDepth columns whose sums are added in order: the bits of a row
 // depend on K alone, not on M, the blocking of M and N, the threads or the form of the weights.
 //
-// A block of weights (kDepth columns of a panel) stays in L1 while all rows of x pass by, and the next
-// block is fetched meanwhile. 12-bit weights are decoded in registers for up to 6 rows of x, else into a
-// block of bf16 once for all of them.
+// Rows of x go by in chunks of at most kXBytes. A block of weights (kDepth columns of a panel) stays in L1
+// while the rows of a chunk pass by, and the next block is fetched meanwhile. 12-bit weights are decoded in
+// registers for up to 6 rows of x, else into a block of bf16 once for all rows of a chunk.
 #pragma once
 
 #include <algorithm>

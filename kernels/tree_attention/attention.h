@@ -31,11 +31,12 @@ struct Problem {
     float scale, softcap;                       // softcap 0: none
 };
 
-// exp for arguments <= 0: argument reduction by ln 2 and the series to degree 7; under -87 it is 0.
+// exp for arguments <= 0: argument reduction by ln 2 and the series to degree 7; under -87 it is 0, of
+// NaN it is NaN.
 inline __m256 exp_negative(__m256 x) {
     const __m256 floor = _mm256_set1_ps(-87.0f);
-    const __m256 alive = _mm256_cmp_ps(x, floor, _CMP_GE_OQ);
-    x = _mm256_max_ps(x, floor);
+    const __m256 alive = _mm256_cmp_ps(x, floor, _CMP_NLT_UQ);
+    x = _mm256_max_ps(floor, x);  // the second one where either is NaN
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);

@@ -143,3 +143,13 @@ def test_a_draft_model_with_fewer_positions_than_a_request_needs_is_refused() ->
     for part in ("draft model tiny has 16 positions", "target tiny 2048", "two", "needs 17"):
         assert part in str(refusal.value)
     engine.run([too_long], SpecConfig())  # stock does not ask the draft model
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_recycling_fills_up_chains_past_the_block_size(drafter: str) -> None:
+    config = SpecConfig(drafter=drafter, block_size=1, match_min=2, fallback_size=3)
+    engine, asked = NativeEngine(tiny_decoder()), request_of(5, 6, 7, max_tokens=24)
+    stock = engine.run([asked], SpecConfig()).completions[0]
+    done = engine.run([asked], config).completions[0]
+    assert done.token_ids == stock.token_ids
+    assert max(step.drafted for step in done.steps) == 3

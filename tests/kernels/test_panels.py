@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from draftsmith.kernels import bf12_gemv
 from draftsmith.kernels.backend import use_backend
 from draftsmith.kernels.errors import KernelInputError
 from draftsmith.kernels.linear import linear
@@ -28,6 +29,19 @@ def test_every_number_comes_back(shape: tuple[int, int], dtype: torch.dtype) -> 
     assert packed.rows(index[:0]).shape == (0, shape[1])
     whole_panels = -(-shape[0] // 16) * 16
     assert packed.num_bytes == whole_panels * shape[1] * dtype.itemsize
+
+
+@pytest.mark.parametrize("form", ["panels", "bf12"])
+@pytest.mark.parametrize("row", [-1, 17])
+def test_rows_that_it_lacks_are_refused(form: str, row: int) -> None:
+    weight = weight_of((17, 24), torch.bfloat16)
+    packed = (
+        pack_panels(weight)
+        if form == "panels"
+        else bf12_gemv.pack(weight, bf12_gemv.commonest(bf12_gemv.high_byte_counts(weight))[0])
+    )
+    with pytest.raises(KernelInputError, match=f"{row}.* the weight has 17"):
+        packed.rows(torch.tensor([3, row]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -103,6 +103,20 @@ def test_stale_rows_inside_the_draft_region_do_not_leak(cpp: None) -> None:
     assert _both(torch.ones(1, 2, 4, 32), *caches, **options).isfinite().all()
 
 
+@pytest.mark.parametrize("softcap", [None, 2.5])
+@pytest.mark.parametrize("key", [0, 3, 8])
+def test_a_key_or_value_of_nan_shows(key: int, softcap: float | None, cpp: None) -> None:
+    for place in (0, 1):
+        caches = _caches((1, 1, 16, 16), torch.float32)
+        caches[place][0, 0, key, 5] = torch.nan
+        out = tree_attention(
+            *(torch.ones(1, 1, 3, 16), *caches),
+            **dict(slots=[0], lengths=[9], widths=[1], offset=0, scale=0.2),
+            **dict(visible=None, softcap=softcap),
+        )
+        assert out[..., 5].isnan().all()
+
+
 def test_row_that_sees_nothing_gives_zeros(cpp: None) -> None:
     caches = _caches((1, 1, 8, 16), torch.float32)
     visible = torch.zeros(1, 2, 2, dtype=torch.bool)

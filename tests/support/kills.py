@@ -95,12 +95,12 @@ class Siege:
 
     def _drive(self, arguments: Sequence[str]) -> bool:
         """Start the command and kill what is to be killed; whether the run is done."""
-        driver = self._scene.start(arguments)
+        driver, before = self._scene.start(arguments), len(self._report.kills)
         while self._left and self._strike(driver):
             self._check()
         code = driver.finish()
         self._check()
-        return self._judge_end(driver, code)
+        return self._judge_end(driver, code, self._report.kills[before:])
 
     def _strike(self, driver: Driver) -> bool:
         """Kill one process at a random moment; False when the command ended before."""
@@ -144,15 +144,16 @@ class Siege:
         check_kept(self._kept, now, dead)
         self._kept = now
 
-    def _judge_end(self, driver: Driver, code: int) -> bool:
-        kills, text = self._report.kills, driver.stderr()
+    def _judge_end(self, driver: Driver, code: int, struck: Sequence[Kill]) -> bool:
+        """``struck``: the kills while this driver ran; only they excuse that it failed."""
+        text = driver.stderr()
         if "Traceback" in text or "a fault in draftsmith" in text:
             raise BrokenPromiseError(f"the command failed:\n{text}")
-        if code == -signal.SIGKILL and kills and kills[-1].kind == "driver":
+        if code == -signal.SIGKILL and struck and struck[-1].kind == "driver":
             return False
-        if code == ENVIRONMENT and kills and kills[-1].kind != "driver":
+        if code == ENVIRONMENT and struck and struck[-1].kind != "driver":
             said = text.strip().splitlines()[-1]
-            kills[-1] = replace(kills[-1], then=f"exit 3, then resumed: {said}")
+            self._report.kills[-1] = replace(struck[-1], then=f"exit 3, then resumed: {said}")
             return False
         if code != 0:
             raise BrokenPromiseError(f"the command ended with {code}:\n{text}")

@@ -190,6 +190,8 @@ def test_simplicity_orders_off_chain_static_dynamic() -> None:
     dynamic = SpecConfig(drafter="early_exit", exit_layer=3, tree="dynamic")
     ordered = sorted([dynamic, static, chain, SpecConfig()], key=simplicity)
     assert ordered == [SpecConfig(), chain, static, dynamic]
+    backed = SpecConfig(drafter="ngram", fallback_size=2)
+    assert sorted([backed, SpecConfig(drafter="ngram")], key=simplicity)[1] == backed
 
 
 def test_the_table_names_every_knob_with_its_range() -> None:

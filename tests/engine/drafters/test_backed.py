@@ -85,5 +85,5 @@ def test_finished_requests_and_reset_slots_are_forgotten() -> None:
 
 def test_a_size_out_of_range_is_refused() -> None:
     for size in (-1, 9):
-        with pytest.raises(EngineInputError, match=rf"fallback_size is {size}; .* from 1 to 8"):
+        with pytest.raises(EngineInputError, match=rf"fallback_size is {size}; .* from 0 to 8"):
             drafter(fallback_size=size)

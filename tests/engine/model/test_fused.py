@@ -5,6 +5,7 @@ products and attention, so that only norms, rotations and activations are comput
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -216,3 +217,14 @@ def test_weights_that_do_not_fit_are_refused_by_name() -> None:
         DecoderLayers(shape, torch.zeros(10, 9), [])
     with pytest.raises(KernelInputError, match="int8"):
         DecoderLayers(shape, torch.zeros(10, 8, dtype=torch.int8), [])
+
+
+def test_positions_and_caches_of_another_kind_are_refused() -> None:
+    model = tiny_decoder()
+    cache = model.new_cache(num_slots=1, capacity=4)
+    rows = causal_rows(0, [3, 5], 0)
+    with pytest.raises(KernelInputError, match=r"positions torch.int32 \(1, 2\); both must be"):
+        model.forward(replace(rows, positions=rows.positions.int()), cache)
+    cache.v = cache.v.repeat(1, 1, 1, 2, 1)[:, :, :, : cache.capacity]
+    with pytest.raises(KernelInputError, match="k_cache has shape .* they must be alike"):
+        model.forward(rows, cache)
