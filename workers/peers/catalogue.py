@@ -27,6 +27,7 @@ class PeerKind:
 PEERS: Mapping[str, PeerKind] = {
     "transformers": PeerKind(script="transformers_engine.py", modules=("torch", "transformers")),
     "llama-cpp-python": PeerKind(script="llama_cpp_engine.py", modules=("llama_cpp",)),
+    "llama-server": PeerKind(script="llama_server_engine.py", modules=()),
     "vllm": PeerKind(script="vllm_engine.py", modules=("vllm",)),
 }
 
