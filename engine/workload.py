@@ -77,7 +77,8 @@ def read_workload(path: str | Path, *, skip_bad: bool = False) -> Workload:
             reason = f"workload {source!r}, line {record.line}: {error}"
             if not skip_bad:
                 raise EngineInputError(
-                    f"{reason}; or have bad rows skipped (skip_bad_rows)"
+                    f"{reason}; or have bad rows skipped (--skip-bad-rows, in a deployment file"
+                    " workload.skip_bad_rows)"
                 ) from error
             skipped.append(reason)
     if not rows:

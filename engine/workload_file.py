@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class Record(NamedTuple):
                 f"not JSON ({error.msg}, column {error.colno}): write one JSON object a line"
             ) from error
         except (ValueError, RecursionError) as error:
-            raise RecordError(f"JSON that cannot be read ({error}): simplify it") from error
+            raise RecordError(_unreadable(error)) from error
 
 
 def read_text_bytes(path: Path, source: str) -> bytes:
@@ -114,9 +115,19 @@ def _array_elements(data: bytes, source: str) -> Iterator[Record]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise EngineInputError(
-            f"workload {source!r} begins like a JSON array but cannot be read ({error}): repair"
-            " it, or write one JSON object a line"
+            f"workload {source!r} begins like a JSON array but cannot be read: it"
+            f" {_unreadable(error)}; or write one JSON object a line"
         ) from error
+
+
+def _unreadable(error: ValueError | RecursionError) -> str:
+    """What is wrong with text that breaks no rule of JSON, and the fix."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 at byte {error.start + 1}: save the file as UTF-8"
+    if isinstance(error, RecursionError):
+        return "is nested too deeply: simplify it"
+    limit = sys.get_int_max_str_digits()  # the one thing left that the decoder refuses
+    return f"holds a whole number of more than {limit} digits: shorten it"
 
 
 def _skip_blank(text: str, place: int) -> int:

@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+MAX_ID_LENGTH = 200  # what is stored may have 255: the rest is for suffixes of ours
 _ID_KEYS = ("id", "question_id", "custom_id")
 _SAMPLING_KEYS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
+_SHOWN_LENGTH = 60
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SPEAKERS = {
     **{"system": "system", "human": "user", "user": "user"},
@@ -103,24 +105,34 @@ def parse_record(record: object, line: int) -> WorkloadRow:
         )
     content = _READERS[key](record[key])
     digest = content.digest()
-    identity = next((outer[name] for name in _ID_KEYS if outer.get(name) is not None), None)
-    if identity is not None and (
-        isinstance(identity, bool) or not isinstance(identity, str | int) or identity == ""
-    ):
-        raise RecordError(f"its id {_shown(identity)} is neither a string nor an integer")
     category = outer.get("category")
     if category is not None and not isinstance(category, str):
         raise RecordError(f"'category' is {_kind(category)}: it must be a string")
     return WorkloadRow(
-        row_id=f"p-{digest[:12]}" if identity is None else _sound(str(identity), "id"),
+        row_id=_identity(outer) or f"p-{digest[:12]}",
         line=line,
         digest=digest,
-        category="" if category is None else _sound(category, "category"),
+        category="" if category is None else _name(category, "category"),
         max_tokens=_max_tokens(record),
         arrival_s=_timestamp(outer.get("timestamp")),
         has_own_sampling=any(record.get(name) is not None for name in _SAMPLING_KEYS),
         **content._asdict(),
     )
+
+
+def _identity(record: Mapping[str, Any]) -> str | None:
+    """The record's own id; None when it has none."""
+    identity = next((record[name] for name in _ID_KEYS if record.get(name) is not None), None)
+    if identity is None:
+        return None
+    if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
+        raise RecordError(f"its id {_shown(identity)} is neither a string nor an integer")
+    name = _name(str(identity), "id")
+    if len(name) > MAX_ID_LENGTH:
+        raise RecordError(
+            f"its id {_shown(name)} has {len(name)} characters: use at most {MAX_ID_LENGTH}"
+        )
+    return name
 
 
 def _read_messages(value: object) -> _Content:
@@ -228,6 +240,13 @@ def _sound(text: str, where: str) -> str:
     return text
 
 
+def _name(text: str, where: str) -> str:
+    """``text``, unless it cannot be stored as it is: names are compared with what was stored."""
+    if "\x00" in text:
+        raise RecordError(f"its {where} {_shown(text)} holds a NUL (\\u0000): leave it out")
+    return _sound(text, where)
+
+
 def _max_tokens(record: Mapping[str, Any]) -> int | None:
     keys = ("max_tokens", "max_completion_tokens")
     key = next((key for key in keys if record.get(key) is not None), None)
@@ -267,5 +286,7 @@ def _kind(value: object) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, dict | list):
         return _kind(value)
+    if isinstance(value, str) and len(value) > _SHOWN_LENGTH:
+        return f"{ascii(value[:_SHOWN_LENGTH])}..."
     text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[: _SHOWN_LENGTH - 3]}..."

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.prompts import request_id
 from draftsmith.engine.workload import (
     Workload,
     bundled_workload_path,
@@ -22,6 +23,7 @@ from draftsmith.engine.workload import (
     split,
 )
 
+STORED_LENGTH = 255  # of a request id, as the store has it
 GOOD = b'{"prompt": "hello"}'
 
 
@@ -194,6 +196,38 @@ def test_shared_and_confusable_ids_become_distinct_whatever_the_order(tmp_path: 
     assert len(set(forward.values())) == len(rows)
     assert (forward["d"], forward["f"]) == ("x", "req#test")
     assert not re.search(r"#t\d+$", forward["c"])
+
+
+@pytest.mark.parametrize("identity", ["a\x00b", "\ud800", "i" * 201])
+def test_an_id_that_cannot_be_kept_as_it_is_is_refused_by_line(
+    tmp_path: Path, identity: str
+) -> None:
+    path = write(tmp_path, [{"prompt": "a"}, {"id": identity, "prompt": "b"}, {"prompt": "c"}])
+    with pytest.raises(EngineInputError, match=r"line 2: .*id .*--skip-bad-rows.*skip_bad_rows"):
+        read_workload(path)
+    skipped = read_workload(path, skip_bad=True)
+    assert [row.text for row in skipped.rows] == ["a", "c"]
+    assert skipped.num_skipped == 1 and "line 2" in skipped.first_skipped
+
+
+def test_the_longest_id_has_room_for_what_is_added_to_it(tmp_path: Path) -> None:
+    rows = [{"id": "i" * 200, "turns": [f"{i}", "and then?"]} for i in range(8)]
+    names = [row.row_id for row in read_workload(write(tmp_path, list(rows))).rows]
+    assert len(set(names)) == 8
+    assert max(len(request_id(name, 1_000_000)) for name in names) <= STORED_LENGTH
+
+
+def test_numbers_and_nesting_that_python_refuses_are_said_in_our_words(tmp_path: Path) -> None:
+    number = b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}"
+    deep = b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    cases = [(number, "whole number of more than 4300 digits: shorten"), (deep, "nested too deep")]
+    for record, said in cases:
+        for data in (GOOD + b"\n" + record, b"[" + GOOD + b",\n" + record + b"]"):
+            with pytest.raises(EngineInputError, match=said) as caught:
+                read_workload(write(tmp_path, data))
+            assert "sys." not in str(caught.value) and "recursion" not in str(caught.value)
+    with pytest.raises(EngineInputError, match="is not UTF-8 at byte 15: save the file as UTF-8"):
+        read_workload(write(tmp_path, b'[{"prompt": "a\xff"}]'))
 
 
 def test_arrivals_count_from_the_earliest(tmp_path: Path) -> None:

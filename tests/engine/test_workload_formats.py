@@ -139,6 +139,16 @@ def test_a_row_without_an_id_is_named_by_its_content() -> None:
         ({"prompt": "x", "timestamp": True}, "'timestamp' is True"),
         ({"prompt": "a\ud800"}, "prompt holds half of a surrogate pair"),
         ({"id": "\udfff", "prompt": "a"}, "id holds half of a surrogate pair"),
+        (
+            {"id": "a\x00b", "prompt": "a"},
+            r"its id 'a\\x00b' holds a NUL \(\\u0000\): leave it out",
+        ),
+        ({"prompt": "x", "category": "\x00"}, r"its category '\\x00' holds a NUL"),
+        (
+            {"id": "i" * 201, "prompt": "x"},
+            r"its id 'i{60}'\.\.\. has 201 characters: use at most 200",
+        ),
+        ({"id": 10**250, "prompt": "x"}, "has 251 characters: use at most 200"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_fix(record: object, message: str) -> None:
