@@ -33,8 +33,9 @@ def parse_address(text: str | Path) -> Address:
     """A plain path, ``file:PATH?mode=ro``, or any SQLAlchemy URL.
 
     SQLite URLs may carry ``mode=ro`` and ``max_page_count=N``. ``postgresql://`` means psycopg 3.
-    StoreInputError for what is none of these.
+    StoreInputError for what is none of these, and for another kind of database.
     """
+    _check_encoding(str(text))
     if isinstance(text, Path) or not text.startswith("file:") and "://" not in text:
         if not str(text).strip():
             raise StoreInputError(
@@ -53,6 +54,12 @@ def parse_address(text: str | Path) -> Address:
         ) from error
     if url.get_backend_name() == "sqlite":
         return _sqlite(url)
+    if url.get_backend_name() not in ("postgres", "postgresql"):
+        raise StoreInputError(
+            f"store {url.render_as_string(hide_password=True)}: {url.get_backend_name()} is not "
+            "supported; use SQLite (a file path, or sqlite:///PATH) or PostgreSQL "
+            "(postgresql://USER@HOST/NAME)"
+        )
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
     return Address(url=url)
@@ -75,6 +82,7 @@ def _sqlite(url: URL) -> Address:
     if name == ":memory:":
         return Address(url=URL.create("sqlite"), max_page_count=limit)
     file = Path(name.removeprefix("file:")).expanduser().absolute()
+    _check_encoding(str(file))
     if file.is_dir():
         raise StoreInputError(f"store {file} is a folder: give a file, such as {file / 'store.db'}")
     plain = mode == "rwc"
@@ -99,6 +107,19 @@ def make_parent(address: Address) -> None:
             f"store {address.shown}: cannot create its folder: {error}. Fix: give a folder "
             "that may be written"
         ) from error
+
+
+def _check_encoding(text: str) -> None:
+    """Refuse a name that neither SQLite nor a message can spell."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise StoreInputError(
+            f"store {text!a}: its name is not UTF-8 (from character {error.start + 1} on); give a "
+            "path of UTF-8 characters"
+        ) from error
+    if "\x00" in text:
+        raise StoreInputError(f"store {text!a}: its name holds a NUL; give a path without one")
 
 
 def _masked(text: str) -> str:

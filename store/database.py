@@ -23,6 +23,7 @@ from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from draftsmith.store.addresses import Address, make_parent, parse_address
+from draftsmith.store.damage import DamagedRowError, read_json
 from draftsmith.store.errors import StoreEnvironmentError, StoreInputError
 from draftsmith.store.failures import translate
 from draftsmith.store.models import WriteLock
@@ -47,6 +48,7 @@ class Database:
         self.address = address
         self.engine = engine
         self.busy_timeout_s = busy_timeout_s
+        self.joined: tuple[str, ...] = ()  # tables of others, where ours were added beside them
         self._writer = engine.execution_options(**{_WRITE: True})
 
     @contextmanager
@@ -90,15 +92,17 @@ class Database:
     def _translated(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except (SQLAlchemyError, sqlite3.Error) as error:
+        except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError, DamagedRowError) as error:
             raise translate(error, url=self.address.shown, doing=doing) from error
 
 
 def connect(address: str | Path, *, busy_timeout_s: float = 30.0) -> Database:
-    """A Database that may lack its tables. Creates the folder of a SQLite file, and the file."""
+    """A Database that may lack its tables. Creates the folder of a SQLite file, and the file;
+    writes nothing into one that is there.
+    """
     parsed = parse_address(address)
     make_parent(parsed)
-    options: dict[str, Any] = {"json_serializer": _compact}
+    options: dict[str, Any] = {"json_serializer": _compact, "json_deserializer": read_json}
     if parsed.url.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": busy_timeout_s}
     else:
@@ -113,7 +117,7 @@ def connect(address: str | Path, *, busy_timeout_s: float = 30.0) -> Database:
     except ModuleNotFoundError as error:
         raise StoreEnvironmentError(
             f"store {parsed.shown}: its driver {error.name!r} is not installed. Fix: "
-            "pip install 'draftsmith[postgres]', or the driver of your database"
+            "pip install 'draftsmith[postgres]', or the driver that the address names"
         ) from error
     database = Database(parsed, engine, busy_timeout_s)
     if database.is_sqlite:
@@ -139,30 +143,34 @@ def _compact(value: Any) -> str:
 
 
 def _prepare_sqlite(database: Database) -> None:
-    address, engine = database.address, database.engine
+    engine, pages = database.engine, database.address.max_page_count
 
     @event.listens_for(engine, "connect")
     def on_connect(raw: Any, _record: Any) -> None:
         raw.isolation_level = None  # BEGIN is ours, below
         raw.execute("PRAGMA foreign_keys = ON")
         raw.execute("PRAGMA synchronous = NORMAL")
-        if address.max_page_count is not None:
-            raw.execute(f"PRAGMA max_page_count = {address.max_page_count}")
+        if pages is not None:
+            raw.execute(f"PRAGMA max_page_count = {pages}")
 
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get(_WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    if address.file is not None and not address.read_only:
-        with database._translated("open the store"):
-            _enter_wal(database)
 
-
-def _enter_wal(database: Database) -> None:
-    """The journal mode is kept in the file. Changing it needs the file alone and SQLite does not
-    wait for that, so wait here.
+def enter_wal(database: Database) -> None:
+    """Before the first write to a SQLite file; nothing to do for another database. The journal mode
+    is kept in the file. Changing it needs the file alone and SQLite does not wait for that, so wait
+    here.
     """
+    if database.address.file is None or database.address.read_only:
+        return
+    with database._translated("open the store"):
+        _switch_to_wal(database)
+
+
+def _switch_to_wal(database: Database) -> None:
     deadline = time.monotonic() + database.busy_timeout_s
     while True:
         raw = database.engine.raw_connection()

@@ -2,6 +2,7 @@
 
 StoreError
 ├── StoreInputError          the caller's value or file is wrong (exit code 2)
+│   └── NoTablesError        a database that holds no store, opened only to be read
 └── StoreEnvironmentError    read-only, full, locked, unreachable, newer schema (exit code 3)
     └── RunBusyError         another live driver holds the run
 """
@@ -13,6 +14,10 @@ class StoreError(Exception):
 
 class StoreInputError(StoreError):
     """A value, a bundle or a database address from outside is wrong."""
+
+
+class NoTablesError(StoreInputError):
+    """A database without draftsmith's tables; it was left as it is."""
 
 
 class StoreEnvironmentError(StoreError):

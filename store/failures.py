@@ -5,10 +5,12 @@ SQLite is told apart by its error name, PostgreSQL and its kin by SQLSTATE.
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from draftsmith.store.damage import DamagedRowError
 from draftsmith.store.errors import StoreEnvironmentError, StoreError, StoreInputError
 
 
@@ -51,7 +53,15 @@ _REFUSED = _Kind(
     "the database server refuses this login", "check user, password and the user's rights"
 )
 _NO_DATABASE = _Kind("the server has no such database", "create it first (createdb NAME)")
-_OTHER = _Kind("the database reported an error", "see the cause below", StoreError)
+_LACKING = _Kind(
+    "the store lacks a table or a column that its version should have",
+    "restore it from a copy, or start a new store elsewhere",
+)
+_OTHER = _Kind(
+    "the database reported an error",
+    "mend what the cause names, or point --store at another database",
+    StoreError,
+)
 
 _SQLITE = (
     ("SQLITE_READONLY", _READ_ONLY),
@@ -75,12 +85,20 @@ _SQLSTATE = (
     ("42501", _REFUSED),
     ("08", _UNREACHABLE),
     ("57P", _UNREACHABLE),
+    ("42P01", _LACKING),
+    ("42703", _LACKING),
+)
+_SQLITE_TEXT = (  # what SQLite has no error name for
+    ("no such table", _LACKING),
+    ("no such column", _LACKING),
+    ("could not decode", _DAMAGED),
+    ("unsupported file format", _DAMAGED),
 )
 
 
 def translate(error: Exception, *, url: str, doing: str) -> StoreError:
-    """The store's error for one of SQLAlchemy or of a driver; ``url`` has its password masked
-    already.
+    """The store's error for one of SQLAlchemy, of a driver, or of reading what they gave; ``url``
+    has its password masked already.
     """
     raw = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     kind = _kind(raw, lost_connection=isinstance(error, OperationalError))
@@ -88,15 +106,20 @@ def translate(error: Exception, *, url: str, doing: str) -> StoreError:
 
 
 def _kind(raw: BaseException, lost_connection: bool) -> _Kind:
+    if isinstance(raw, UnicodeDecodeError | DamagedRowError):
+        return _DAMAGED
     name = getattr(raw, "sqlite_errorname", None)
     for prefix, kind in _SQLITE:
         if name is not None and name.startswith(prefix):
             return kind
+    if isinstance(raw, sqlite3.Error):
+        said = str(raw).lower()
+        return next((kind for text, kind in _SQLITE_TEXT if text in said), _OTHER)
     state = getattr(raw, "sqlstate", None)
     for prefix, kind in _SQLSTATE:
         if state is not None and state.startswith(prefix):
             return kind
-    if lost_connection and name is None and state is None:
+    if lost_connection and state is None:
         return _login_kind(str(raw))
     return _OTHER
 

@@ -89,4 +89,7 @@ def _references(session: Session, run_id: int) -> list[Reference]:
 
 def _check_name(what: str, name: str) -> None:
     if not 0 < len(name) <= _NAME_LENGTH or "\x00" in name:
-        raise StoreInputError(f"{what} {name!r:.60}: use 1 to {_NAME_LENGTH} characters, no NUL")
+        shown = f"{name!r}" if len(name) <= 60 else f"{name[:60]!r}..."
+        raise StoreInputError(
+            f"{what} {shown} has {len(name)} characters: use 1 to {_NAME_LENGTH}, none of them NUL"
+        )

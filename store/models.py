@@ -22,6 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+from draftsmith.store.damage import check_rows
+
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -51,6 +53,9 @@ class Base(DeclarativeBase):
         list[int]: JSON,
         list[str]: JSON,
     }
+
+
+check_rows(Base)
 
 
 class WriteLock(Base):

@@ -59,9 +59,10 @@ class Repository:
     ) -> RunRecord:
         """The run to drive. ``resume`` True: the newest unfinished run (running, interrupted or
         failed) of the same deployment, settings and seed, else a new one. False: a new one. A run's
-        uuid: that run; StoreInputError names the first deployment or settings keys that differ from
-        what it was begun with. A given ``budget`` replaces a resumed run's. Put the search space in
-        ``settings``: a changed space is then another run.
+        uuid, its beginning or ``latest``: that run; StoreInputError names the first values of the
+        deployment or the settings that differ from what it was begun with. A given ``budget``
+        replaces a resumed run's. Put the search space in ``settings``: a changed space is then
+        another run.
         """
         with self._database.write("open a run") as session:
             return runs.open_run(session, self._clock(), deployment, settings, seed, budget, resume)
@@ -79,7 +80,7 @@ class Repository:
             return runs.list_runs(session, state, deployment_fingerprint, limit, offset)
 
     def run(self, run: int | str) -> RunRecord:
-        """One run by id or uuid."""
+        """One run by id, uuid, the beginning of one, or ``latest``."""
         with self._database.read(f"read run {run}") as session:
             return runs.run_record(runs.find_run(session, run))
 
@@ -103,6 +104,13 @@ class Repository:
         """
         with self._database.write(f"claim run {run_id}") as session:
             runs.claim(session, self._clock(), run_id, owner, ttl_s)
+
+    def rivals(self, run_id: int) -> list[RunRecord]:
+        """Other runs of this run's deployment that a driver holds now: it measures at the same
+        time.
+        """
+        with self._database.read(f"look for others beside run {run_id}") as session:
+            return runs.rivals(session, self._clock(), run_id)
 
     # trials
 

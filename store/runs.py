@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import uuid
 from dataclasses import asdict
-from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import false, or_, select, update
 from sqlalchemy.orm import Session
 
 from draftsmith.store.canonical import canonical_json, fingerprint, plain_json
+from draftsmith.store.damage import DamagedRowError
 from draftsmith.store.errors import RunBusyError, StoreInputError
 from draftsmith.store.models import Deployment, Run, Trial
 from draftsmith.store.owners import is_gone
@@ -25,6 +26,10 @@ from draftsmith.store.records import (
 
 _UNFINISHED = ("running", "interrupted", "failed")
 _SEED_LIMIT = 2**63
+_ABSENT = "absent"
+_SHOWN_LENGTH = 80
+_SHOWN_BEFORE = 20  # characters before the first difference
+LATEST = "latest"
 
 
 def open_run(
@@ -79,21 +84,35 @@ def open_run(
 
 
 def find_run(session: Session, run: int | str) -> Run:
-    """The row; StoreInputError when there is none."""
-    key = Run.uuid if isinstance(run, str) else Run.id
-    found = session.scalars(select(Run).where(key == run)).first()
-    if found is None:
+    """The row with this id, or with this uuid, its beginning or ``latest``; StoreInputError when
+    there is none, or more than one.
+    """
+    query = select(Run).order_by(Run.id.desc()).limit(2)
+    if isinstance(run, int):
+        query = query.where(Run.id == run)
+    elif run == LATEST:
+        query = query.limit(1)
+    else:
+        begins = Run.uuid.startswith(run, autoescape=True) if run else false()
+        query = query.where(begins)
+    found = session.scalars(query).all()
+    if not found:
         raise StoreInputError(f"the store has no run {run!r}: list its runs with `draftsmith show`")
-    return found
+    if len(found) > 1:
+        raise StoreInputError(
+            f"{run!r} begins several runs, {found[0].uuid} and {found[1].uuid} among them: give "
+            "more of the uuid"
+        )
+    return found[0]
 
 
 def claim(session: Session, now: float, run_id: int, owner: Owner, ttl_s: float) -> None:
     """See Repository.claim_run."""
     run = find_run(session, run_id)
-    holder = None if run.owner is None else Owner(**run.owner)
+    holder = _owner(run)
     if holder is not None and holder != owner:
-        left_s = (run.owner_expires_at or 0.0) - now
-        if left_s > 0 and not is_gone(holder):
+        if _is_driven(run, now):
+            left_s = (run.owner_expires_at or 0.0) - now
             raise RunBusyError(
                 f"run {run.uuid} is driven by process {holder.pid} on {holder.host} (its claim "
                 f"lasts {left_s:.0f} s more). Fix: wait for it or end it, then resume"
@@ -101,6 +120,15 @@ def claim(session: Session, now: float, run_id: int, owner: Owner, ttl_s: float)
         _release_leases(session, run_id, holder)
     run.owner, run.owner_expires_at = asdict(owner), now + ttl_s
     run.state, run.updated_at = "running", now
+
+
+def rivals(session: Session, now: float, run_id: int) -> list[RunRecord]:
+    """See Repository.rivals."""
+    run = find_run(session, run_id)
+    others = select(Run).where(
+        Run.deployment_id == run.deployment_id, Run.id != run_id, Run.owner.is_not(None)
+    )
+    return [run_record(other) for other in session.scalars(others) if _is_driven(other, now)]
 
 
 def finish(
@@ -151,9 +179,26 @@ def run_record(run: Run, resumed: bool = False) -> RunRecord:
         created_at=run.created_at,
         updated_at=run.updated_at,
         resumed=resumed,
-        owner=None if run.owner is None else Owner(**run.owner),
+        owner=_owner(run),
         owner_expires_at=run.owner_expires_at,
     )
+
+
+def _owner(run: Run) -> Owner | None:
+    if run.owner is None:
+        return None
+    kinds = {"host": str, "pid": int, "started": int | float, "token": str}
+    if run.owner.keys() != kinds.keys() or not all(
+        isinstance(run.owner[name], kind) for name, kind in kinds.items()
+    ):
+        raise DamagedRowError(run, "owner", run.owner)
+    return Owner(**run.owner)
+
+
+def _is_driven(run: Run, now: float) -> bool:
+    """Whether a driver that may be alive holds the run."""
+    holder = _owner(run)
+    return holder is not None and (run.owner_expires_at or 0.0) > now and not is_gone(holder)
 
 
 def _deployment(session: Session, now: float, description: Json) -> Deployment:
@@ -186,20 +231,39 @@ def _check_budget(budget: Budget | None) -> None:
 
 def _require_same(run: Run, deployment: Json, settings: Json, seed: int) -> None:
     """Refuse to resume a run under other terms, naming what differs."""
-    pairs: list[tuple[str, Any, Any]] = [("seed", run.seed, seed)]
-    for title, old, new in (
-        ("deployment", run.deployment.description, deployment),
-        ("settings", run.settings, settings),
-    ):
-        for key in sorted(old.keys() | new.keys()):
-            pairs.append((f"{title}.{key}", old.get(key), new.get(key)))
+    old = {"seed": run.seed, "deployment": run.deployment.description, "settings": run.settings}
+    new = {"seed": seed, "deployment": plain_json(deployment), "settings": plain_json(settings)}
+    was, now = _leaves(old), _leaves(new)
     changed = [
-        f"{name} was {canonical_json(old):.80}, is {canonical_json(new):.80}"
-        for name, old, new in pairs
-        if canonical_json(old) != canonical_json(new)
+        "{} was {}, is {}".format(name, *_apart(was.get(name, _ABSENT), now.get(name, _ABSENT)))
+        for name in sorted(was.keys() | now.keys(), key=lambda name: (name != "seed", name))
+        if was.get(name) != now.get(name)
     ]
     if changed:
         raise StoreInputError(
             f"run {run.uuid} was begun with other values: {'; '.join(changed[:5])}. Fix: resume it "
             "with the values it was begun with, or begin a new run"
         )
+
+
+def _leaves(value: Json, prefix: str = "") -> dict[str, str]:
+    """The canonical text of every value that is no filled mapping, by its dotted place."""
+    leaves = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            leaves.update(_leaves(item, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = canonical_json(item)
+    return leaves
+
+
+def _apart(old: str, new: str) -> tuple[str, str]:
+    """Both texts, cut to where they differ."""
+    same = len(os.path.commonprefix([old, new]))
+    start = max(0, same - _SHOWN_BEFORE) if max(len(old), len(new)) > _SHOWN_LENGTH else 0
+    return _cut(old, start), _cut(new, start)
+
+
+def _cut(text: str, start: int) -> str:
+    end = start + _SHOWN_LENGTH
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

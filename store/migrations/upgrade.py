@@ -8,11 +8,11 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
-from draftsmith.store.database import Database, connect
-from draftsmith.store.errors import StoreEnvironmentError
+from draftsmith.store.database import Database, connect, enter_wal
+from draftsmith.store.errors import NoTablesError, StoreEnvironmentError
 from draftsmith.store.models import Base
 
 VERSION_TABLE = "draftsmith_version"
@@ -26,13 +26,14 @@ def open_database(address: str | Path, *, busy_timeout_s: float = 30.0) -> Datab
     none or a file that is no database; StoreEnvironmentError when it cannot be reached or written,
     or is newer.
     """
-    database = connect(address, busy_timeout_s=busy_timeout_s)
-    try:
-        _upgrade(database)
-    except BaseException:
-        database.close()
-        raise
-    return database
+    return _open(address, busy_timeout_s, may_make=True)
+
+
+def open_existing(address: str | Path, *, busy_timeout_s: float = 30.0) -> Database:
+    """As ``open_database`` for who only reads: a database without draftsmith's tables is left as it
+    is, with NoTablesError.
+    """
+    return _open(address, busy_timeout_s, may_make=False)
 
 
 def newest_revision() -> str:
@@ -40,12 +41,30 @@ def newest_revision() -> str:
     return _scripts().get_current_head() or ""
 
 
-def _upgrade(database: Database) -> None:
+def _open(address: str | Path, busy_timeout_s: float, *, may_make: bool) -> Database:
+    database = connect(address, busy_timeout_s=busy_timeout_s)
+    try:
+        _upgrade(database, may_make)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _upgrade(database: Database, may_make: bool) -> None:
     scripts = _scripts()
     newest = scripts.get_current_head() or ""
     with database.read("read its schema version") as session:
         found = _found(session.connection())
+        tables = () if found else tuple(inspect(session.connection()).get_table_names())
+    if found is None and not may_make:
+        held = f"it holds {_listed(tables)}" if tables else "it is empty"
+        raise NoTablesError(
+            f"store {database.address.shown} is a database without draftsmith's tables ({held}). "
+            "Fix: name the store that tune wrote, with --store or DRAFTSMITH_STORE"
+        )
     _refuse_newer(database, scripts, found)
+    enter_wal(database)
     if found == newest:
         return
     if database.address.read_only:
@@ -59,6 +78,11 @@ def _upgrade(database: Database) -> None:
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_KEY})"))
         _refuse_newer(database, scripts, _found(connection))
         _run(connection, scripts)
+    database.joined = tables
+
+
+def _listed(tables: tuple[str, ...]) -> str:
+    return ", ".join(tables[:3]) + (f" and {len(tables) - 3} more" if len(tables) > 3 else "")
 
 
 def _run(connection: Connection, scripts: ScriptDirectory) -> None:

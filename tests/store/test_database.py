@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import inspect, text
 
 from draftsmith.store.database import connect, optuna_storage
-from draftsmith.store.errors import StoreEnvironmentError, StoreInputError
-from draftsmith.store.migrations.upgrade import open_database
+from draftsmith.store.errors import NoTablesError, StoreEnvironmentError, StoreInputError
+from draftsmith.store.migrations.upgrade import open_database, open_existing
 from draftsmith.store.records import NewTrial
 from draftsmith.store.repository import Repository
 
@@ -135,6 +135,10 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, conten
     [
         ("", "empty"),
         ("mysterydb://x/y", "mysterydb"),
+        ("mysql://me:secret@x/y", r"me:\*\*\*@x/y: mysql is not supported; use SQLite.*PostgreSQL"),
+        ("bad\udcff.db", r"store 'bad\\udcff\.db': its name is not UTF-8 \(from character 4"),
+        ("sqlite:///bad\udcff.db", "its name is not UTF-8"),
+        ("a\x00.db", "holds a NUL"),
         ("://", "no SQLAlchemy URL"),
         ("sqlite:///x.db?mode=rx", "use ro, rw or rwc"),
         ("sqlite:///x.db?max_page_count=0", "whole number above 0"),
@@ -144,6 +148,25 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, conten
 def test_wrong_address_is_refused_by_name(address: str, message: str) -> None:
     with pytest.raises(StoreInputError, match=message):
         open_database(address)
+
+
+@pytest.mark.parametrize("tables", [0, 4])
+def test_a_database_without_our_tables_is_only_read_when_asked_to(path: Path, tables: int) -> None:
+    path.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(path)) as connection:
+        for number in range(tables):
+            connection.execute(f"CREATE TABLE theirs{number} (x)")
+    content = path.read_bytes()
+    held = r"it holds theirs0, theirs1, theirs2 and 1 more" if tables else "it is empty"
+    for address in (path, f"file:{path}?mode=ro"):
+        with pytest.raises(NoTablesError, match=f"without draftsmith's tables .{held}.*Fix: name"):
+            open_existing(address)
+    assert path.read_bytes() == content
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    with closing(open_database(path)) as database:
+        assert database.joined == tuple(f"theirs{number}" for number in range(tables))
+    with closing(open_existing(path)) as database:
+        assert database.joined == () and Repository(database).runs() == []
 
 
 def test_a_folder_is_no_store(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ def test_b31_resuming_a_named_run_with_a_changed_space_says_what_changed(
     run = repository.open_run(DEPLOYMENT, SETTINGS, seed=7)
     repository.finish_run(run.id, "done")
     assert repository.open_run(DEPLOYMENT, SETTINGS, seed=7, resume=run.uuid).id == run.id
-    with pytest.raises(StoreInputError, match=r"settings\.space was .*\[2,4\].* is .*\[2,4,8\]"):
+    with pytest.raises(
+        StoreInputError, match=r"settings\.space\.block_size was \[2,4\], is \[2,4,8\]"
+    ):
         changed = {"space": {"block_size": [2, 4, 8]}}
         repository.open_run(DEPLOYMENT, changed, seed=7, resume=run.uuid)
     with pytest.raises(StoreInputError, match=r'deployment\.target was "tiny", is "big"'):
@@ -59,6 +61,46 @@ def test_b31_resuming_a_named_run_with_a_changed_space_says_what_changed(
         repository.open_run(DEPLOYMENT, SETTINGS, seed=8, resume=run.uuid)
     with pytest.raises(StoreInputError, match="no run 'nope'"):
         repository.open_run(DEPLOYMENT, SETTINGS, seed=7, resume="nope")
+
+
+def test_b31_what_changed_is_named_leaf_by_leaf_and_cut_to_where_it_differs(
+    repository: Repository,
+) -> None:
+    long = "/models/" + "m" * 100
+    sampling = {"temperature": 0, "top_k": None}
+    deployment = {"regime": {"concurrency": 1, "sampling": sampling}, "path": f"{long}/a", "x": {}}
+    run = repository.open_run(deployment, SETTINGS)
+    changed = {
+        "regime": {"concurrency": 1, "sampling": {**sampling, "temperature": 0.7}},
+        "path": f"{long}/b",
+        "y": (1,),
+    }
+    with pytest.raises(StoreInputError) as failure:
+        repository.open_run(changed, SETTINGS, resume=run.uuid)
+    said = str(failure.value)
+    assert "regime.sampling.temperature was 0, is 0.7" in said
+    assert "deployment.x was {}, is absent" in said and "deployment.y was absent, is [1]" in said
+    assert 'm/a", is ...' in said and 'm/b"' in said
+    assert not any(same in said for same in ("concurrency", "top_k", "settings"))
+
+
+def test_a_run_is_named_by_uuid_beginning_or_latest(repository: Repository) -> None:
+    first = repository.open_run(DEPLOYMENT, SETTINGS)
+    second = repository.open_run({"target": "other"}, SETTINGS)
+    assert repository.run(first.uuid[:13]).id == first.id
+    assert repository.run("latest").id == second.id
+    assert repository.open_run(DEPLOYMENT, SETTINGS, resume=first.uuid[:13]).id == first.id
+    with pytest.raises(StoreInputError, match=r"deployment\.target was \"other\", is \"tiny\""):
+        repository.open_run(DEPLOYMENT, SETTINGS, resume="latest")
+    for nobody in ("", "%", "no-such"):
+        with pytest.raises(StoreInputError, match=f"no run '{nobody}'"):
+            repository.run(nobody)
+    beginnings = {first.uuid[0], second.uuid[0]}
+    while len(beginnings) > 1 and len(beginnings) == len(repository.runs()):
+        beginnings.add(repository.open_run(DEPLOYMENT, SETTINGS, resume=False).uuid[0])
+    shared = next(b for b in beginnings if sum(r.uuid[0] == b for r in repository.runs()) > 1)
+    with pytest.raises(StoreInputError, match=f"'{shared}' begins several runs, {shared}.*and"):
+        repository.run(shared)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +162,30 @@ def test_two_drivers_never_drive_one_run(
     assert repository.run(run.id).owner == mine
 
 
+def test_rivals_are_live_drivers_of_other_runs_of_the_deployment(
+    repository: Repository, run: RunRecord, clock: FakeClock
+) -> None:
+    same = [
+        repository.open_run(run.deployment.description, {"space": n}, resume=False)
+        for n in range(4)
+    ]
+    other = repository.open_run({"target": "other"}, {})
+    mine = this_process()
+    owners = {
+        run.id: mine,
+        same[0].id: replace(mine, host="elsewhere", pid=4321, token="far"),
+        same[1].id: replace(mine, token="near"),
+        same[2].id: replace(mine, started=mine.started - 1000, token="gone"),
+        other.id: replace(mine, token="other"),
+    }
+    for run_id, owner in owners.items():
+        repository.claim_run(run_id, owner, 30)
+    found = {rival.uuid: rival.owner for rival in repository.rivals(run.id)}
+    assert found == {one.uuid: owners[one.id] for one in same[:2]}
+    clock.advance(31)
+    assert repository.rivals(run.id) == []
+
+
 def test_a_live_driver_of_this_host_is_not_taken_over(
     repository: Repository, run: RunRecord
 ) -> None:
@@ -170,7 +236,9 @@ def test_artifacts_are_replaced_and_kept_apart(repository: Repository, run: RunR
     assert repository.load_artifact(other.id, "costs") is None
     assert repository.load_artifact(run.id, "heldout") == ["a", "b"]
     assert repository.load_artifact(run.id, "absent") is None
-    with pytest.raises(StoreInputError, match="1 to 255"):
+    with pytest.raises(
+        StoreInputError, match=r"artifact 'n{60}'\.\.\. has 256 characters: use 1 to 255"
+    ):
         repository.save_artifact(run.id, "n" * 256, {})
     with pytest.raises(StoreInputError, match="no run 99"):
         repository.save_artifact(99, "costs", {})
