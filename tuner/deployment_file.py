@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,6 +41,7 @@ from draftsmith.tuner.deployment import (
 from draftsmith.tuner.duration import parse_budget
 from draftsmith.tuner.errors import TunerInputError, near_match
 from draftsmith.tuner.knobs import FIXABLE, KNOBS, Knob
+from draftsmith.tuner.strict_json import is_number, shown
 
 Kind = Literal["int", "float", "str", "bool", "ints", "strs", "duration"]
 
@@ -65,6 +66,7 @@ def _fixed_key(knob: Knob) -> Key:
 
 
 _SEED_MAX = 2**63 - 1
+_MANY = 2**31 - 1  # more than there is of anything that is counted
 
 KEYS: dict[str, Key] = {
     "target.path": Key(kind="str", help="checkpoint folder, GGUF file or embedded model's name"),
@@ -78,29 +80,37 @@ KEYS: dict[str, Key] = {
         help="form of bf16 weights in memory; bf12: 12 bits, same bits out",
     ),
     "target.num_threads": Key(kind="int", low=1, high=1024, help="CPU threads of one worker"),
-    "target.cache_capacity": Key(kind="int", low=16, help="cache rows a request may use"),
+    "target.cache_capacity": Key(
+        kind="int", low=16, high=_MANY, help="cache rows a request may use"
+    ),
     "drafters": Key(kind="strs", choices=FAMILIES, help="drafter families to search"),
     "draft_model": Key(kind="str", help="folder of a small model with the same vocabulary"),
     "regime.concurrency": Key(kind="int", low=1, high=256, help="requests running together"),
     "regime.max_tokens": Key(kind="int", low=1, high=1_000_000, help="output tokens a request"),
     "regime.min_tokens": Key(kind="int", low=0, high=1_000_000, help="no stop before this many"),
-    "regime.temperature": Key(kind="float", low=0, high=10, help="0 is greedy"),
-    "regime.top_k": Key(kind="int", low=0, help="0 is off"),
+    "regime.temperature": Key(kind="float", low=0, high=100, help="0 is greedy"),
+    "regime.top_k": Key(kind="int", low=0, high=_MANY, help="0 is off"),
     "regime.top_p": Key(kind="float", low=0, high=1, above=True, help="1 is off"),
     "regime.min_p": Key(kind="float", low=0, high=1, help="0 is off"),
     "regime.repetition_penalty": Key(kind="float", low=0, high=10, above=True, help="1 is off"),
     "regime.presence_penalty": Key(kind="float", low=-2, high=2, help="0 is off"),
     "regime.frequency_penalty": Key(kind="float", low=-2, high=2, help="0 is off"),
-    "regime.stop_token_ids": Key(kind="ints", low=0, help="token ids that end a request"),
+    "regime.stop_token_ids": Key(
+        kind="ints", low=0, high=_MANY, help="token ids that end a request"
+    ),
     "regime.stop_strings": Key(kind="strs", help="strings that end a request"),
     "regime.ignore_eos": Key(kind="bool", help="go on after the model's end token"),
     "regime.seed": Key(kind="int", low=0, high=_SEED_MAX, help="seed of sampling at T > 0"),
     "workload.path": Key(kind="str", help="JSONL, ShareGPT or OpenAI batch file of prompts"),
-    "workload.limit": Key(kind="int", low=2, help="rows to read at most, spread over categories"),
+    "workload.limit": Key(
+        kind="int", low=2, high=_MANY, help="rows to read at most, spread over categories"
+    ),
     "workload.heldout_fraction": Key(
         kind="float", low=0.05, high=0.9, help="share of the rows kept for the confirmation"
     ),
-    "workload.max_prompt_tokens": Key(kind="int", low=8, help="longer prompts are left out"),
+    "workload.max_prompt_tokens": Key(
+        kind="int", low=8, high=_MANY, help="longer prompts are left out"
+    ),
     "workload.skip_bad_rows": Key(kind="bool", help="leave out rows that cannot be read"),
     "objective.metric": Key(kind="str", choices=("throughput",), help="what is maximised"),
     "objective.max_memory_gb": Key(
@@ -110,7 +120,7 @@ KEYS: dict[str, Key] = {
     "budget": Key(kind="duration", help="wall-clock time of the whole run, such as 10m or 1h30m"),
     "max_trials": Key(kind="int", low=1, high=1_000_000, help="configurations to measure at most"),
     "finalists": Key(kind="int", low=1, high=2, help="finalists to confirm at most, by Holm"),
-    "seed": Key(kind="int", low=0, high=2**31 - 1, help="seed of the search"),
+    "seed": Key(kind="int", low=0, high=_MANY, help="seed of the search"),
 }
 
 _SECTIONS = frozenset(name.split(".")[0] for name in KEYS if "." in name)
@@ -165,26 +175,28 @@ def check_value(name: str, key: Key, value: Any) -> Any:
         return parse_budget(value)
     if key.kind in ("ints", "strs"):
         items = value if isinstance(value, list | tuple) else [value]
-        one = Key(kind=key.kind[:-1], help="", low=key.low, choices=key.choices)  # type: ignore[arg-type]
+        one = replace(key, kind=key.kind[:-1])  # type: ignore[arg-type]
         return tuple(dict.fromkeys(check_value(name, one, item) for item in items))
     if key.kind == "str":
         if not isinstance(value, str | Path) or not str(value):
-            raise TunerInputError(f"{name} is {value!r}: it must be a non-empty text")
+            raise TunerInputError(f"{name} is {shown(value)}: it must be a non-empty text")
         if key.choices and value not in key.choices:
-            raise TunerInputError(f"{name} is {value!r}.{near_match(str(value), key.choices)}")
+            raise TunerInputError(f"{name} is {shown(value)}.{near_match(str(value), key.choices)}")
         return str(value)
     if key.kind == "bool":
         if not isinstance(value, bool):
-            raise TunerInputError(f"{name} is {value!r}: it must be true or false")
+            raise TunerInputError(f"{name} is {shown(value)}: it must be true or false")
         return value
     whole = key.kind == "int"
-    wanted = "a whole number" if whole else "a number"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TunerInputError(f"{name} is {value!r}: it must be {wanted}")
-    if whole and int(value) != value:
-        raise TunerInputError(f"{name} is {value!r}: it must be a whole number")
+    if whole:
+        given = type(value) is int or (is_number(value) and int(value) == value)
+    else:
+        given = is_number(value)
+    if not given:
+        wanted = "a whole number" if whole else "a number"
+        raise TunerInputError(f"{name} is {shown(value)}: it must be {wanted}, {_limits(key)}")
     if value < key.low or value > key.high or (key.above and value == key.low):
-        raise TunerInputError(f"{name} is {value!r}: it must be {_limits(key)}")
+        raise TunerInputError(f"{name} is {shown(value)}: it must be {_limits(key)}")
     return int(value) if whole else float(value)
 
 
@@ -194,7 +206,17 @@ def _limits(key: Key) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A key that stands twice in one mapping is refused; YAML's own loader takes the last."""
+    """A key that stands twice in one mapping is refused; YAML's own loader takes the last. So is a
+    whole number with more digits than Python reads.
+    """
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        try:
+            return super().construct_yaml_int(node)
+        except ValueError:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shown(node.value)} is no number that anything takes", node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -207,6 +229,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
 def _read(path: str | Path) -> Mapping[str, Any]:
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8-sig"), _Loader)  # a SafeLoader
@@ -214,7 +239,7 @@ def _read(path: str | Path) -> Mapping[str, Any]:
         raise TunerInputError(
             f"deployment {str(path)!r} cannot be read: {error.strerror}"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         detail = " ".join(str(error).split())
         raise TunerInputError(f"deployment {str(path)!r} is not YAML: {detail}") from error
     except RecursionError as error:
@@ -242,12 +267,14 @@ def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
                         f"unknown key {name}.{inner}.{near_match(str(inner), known)}"
                     )
                 flat[f"{name}.{inner}"] = item
+        elif name in _SECTIONS and value is None:
+            continue
         elif name in _SHORT:
             flat[_SHORT[name]] = value
         elif name in KEYS:
             flat[name] = value
         elif name in _SECTIONS:
-            raise TunerInputError(f"{name} is {value!r}: it must map keys to values")
+            raise TunerInputError(f"{name} is {shown(value)}: it must map keys to values")
         else:
             known = sorted(_SECTIONS | {k for k in KEYS if "." not in k})
             if "." in name:

@@ -7,7 +7,6 @@ which tokens are proposed are noted; those that we cannot express are refused by
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from draftsmith.store.bundle import read_bundle
 from draftsmith.tuner.errors import TunerInputError, near_match
 from draftsmith.tuner.knobs import KNOBS, SpaceFacts
 from draftsmith.tuner.space import validate
+from draftsmith.tuner.strict_json import read_json, shown
 
 _VLLM_SERVING = {  # accepted, and no part of what is proposed
     "draft_tensor_parallel_size",
@@ -263,7 +263,7 @@ def _tokens(content: Mapping[str, Any]) -> int:
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TunerInputError(f"{name} is {value!r}: it must be a whole number, at least 1")
+        raise TunerInputError(f"{name} is {shown(value)}: it must be a whole number, at least 1")
     return value
 
 
@@ -274,7 +274,7 @@ def _dashed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = read_json(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise TunerInputError(
             f"incumbent {str(path)!r} cannot be read: {error.strerror}; give a bundle folder or a "

@@ -1,6 +1,7 @@
 """The search space as data: every knob with its type, range, default, unit and condition.
 
-CLI help, docs, validation and the samplers' distributions come from ``KNOBS``. A knob is read when
+CLI help, docs, validation and the samplers' distributions come from ``KNOBS``; the ``scripted``
+drafter and its knobs are for tests and cost studies, and no user's values. A knob is read when
 the drafter and the tree shape are among its own and the knob named by ``unless`` is not set.
 """
 
@@ -60,6 +61,11 @@ class Knob:
     unless: str | None = None
 
     @property
+    def readers(self) -> tuple[str, ...]:
+        """Drafters of the user's that read it; none for what tests alone set."""
+        return tuple(name for name in self.drafters if name != "scripted")
+
+    @property
     def default(self) -> Any:
         return getattr(SpecConfig(), self.name)
 
@@ -70,7 +76,7 @@ KNOBS: dict[str, Knob] = {
         Knob(
             name="drafter",
             kind="choice",
-            choices=DRAFTERS,
+            choices=("none", *SEARCHED),
             drafters=DRAFTERS,
             help="who proposes tokens; none is speculation off",
         ),
@@ -261,6 +267,7 @@ KNOBS: dict[str, Knob] = {
         ),
     )
 }
+OPEN = {name: knob for name, knob in KNOBS.items() if knob.readers}  # what a user may set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

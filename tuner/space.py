@@ -19,6 +19,7 @@ from draftsmith.tuner.knobs import (
     DRAFTERS,
     FIXABLE,
     KNOBS,
+    OPEN,
     TREES,
     TREES_OF,
     Knob,
@@ -26,6 +27,7 @@ from draftsmith.tuner.knobs import (
     high_limit,
     is_read,
 )
+from draftsmith.tuner.strict_json import is_number, shown
 
 _ORDER = {"chain": 1, "static": 2, "dynamic": 3}
 
@@ -85,20 +87,28 @@ def config_text(config: SpecConfig) -> str:
 
 
 def validate(values: Mapping[str, Any], facts: SpaceFacts | None = None) -> SpecConfig:
-    """The normalised configuration of a user's JSON. TunerInputError names an unknown knob with its
-    near match, a value outside its limits, and knobs that contradict each other.
+    """The normalised configuration of a user's JSON; a null was not given, drafter ``off`` is none.
+    TunerInputError names an unknown knob with its near match, a value outside its limits, knobs
+    that contradict each other, and a value that nothing would read (a default is let pass).
     """
     for name in values:
-        if name not in KNOBS:
-            raise TunerInputError(f"unknown knob {name!r}.{near_match(str(name), KNOBS)}")
-    drafter = values.get("drafter", "none")
-    checked: dict[str, Any] = {
-        name: _checked(KNOBS[name], value, drafter, facts)
-        for name, value in values.items()
-        if value is not None
-    }
+        if name not in OPEN:
+            raise TunerInputError(f"unknown knob {name!r}.{near_match(str(name), OPEN)}")
+    given = {name: value for name, value in values.items() if value is not None}
+    if given and "drafter" not in given:
+        raise TunerInputError(
+            f"{next(iter(given))} is given without a drafter: name one of "
+            f"{', '.join(OPEN['drafter'].choices)}"
+        )
+    if given.get("drafter") == "off":
+        given["drafter"] = "none"
+    drafter = given.get("drafter", "none")
+    checked = {name: _checked(OPEN[name], value, drafter, facts) for name, value in given.items()}
     config = SpecConfig(**checked)
     _check_together(config)
+    for name, value in checked.items():
+        if value != OPEN[name].default and not is_read(OPEN[name], config):
+            raise TunerInputError(f"{name} is {shown(given[name])} but {_why_unread(name, config)}")
     return normalise(config, facts)
 
 
@@ -114,14 +124,14 @@ def check_fixed(fixed: Mapping[str, Any], facts: SpaceFacts) -> dict[str, Any]:
         readers = [family for family in facts.searched if family in KNOBS[name].drafters]
         if not readers:
             raise TunerInputError(
-                f"fixed.{name} is {value!r} but none of the searched drafters "
+                f"fixed.{name} is {shown(value)} but none of the searched drafters "
                 f"({', '.join(facts.searched)}) reads it: drop it"
             )
         for family in readers:
             checked[name] = _checked(KNOBS[name], value, family, facts)
             if name == "tree" and value not in TREES_OF[family]:
                 raise TunerInputError(
-                    f"fixed.tree is {value!r} but drafter {family!r} draws "
+                    f"fixed.tree is {shown(value)} but drafter {family!r} draws "
                     f"{' or '.join(TREES_OF[family])} only: leave {family} out of drafters"
                 )
     if checked.get("exit_layer") and checked.get("skip_layers"):
@@ -132,8 +142,8 @@ def check_fixed(fixed: Mapping[str, Any], facts: SpaceFacts) -> dict[str, Any]:
 def knob_table(facts: SpaceFacts | None = None) -> list[dict[str, str]]:
     """Rows for docs and CLI help: name, values, default, unit, applies to, help."""
     rows = []
-    for knob in KNOBS.values():
-        applies = ", ".join(knob.drafters) if knob.drafters != DRAFTERS else "all"
+    for knob in OPEN.values():
+        applies = ", ".join(knob.readers) if knob.drafters != DRAFTERS else "all"
         if knob.trees != TREES:
             applies += f" with tree {' or '.join(knob.trees)}"
         if knob.unless:
@@ -154,19 +164,21 @@ def knob_table(facts: SpaceFacts | None = None) -> list[dict[str, str]]:
 
 def _checked(knob: Knob, value: Any, drafter: str, facts: SpaceFacts | None) -> Any:
     if knob.kind == "choice":
-        if value not in knob.choices:
+        if not isinstance(value, str) or value not in knob.choices:
             raise TunerInputError(
-                f"{knob.name} is {value!r}.{near_match(str(value), knob.choices)}"
+                f"{knob.name} is {shown(value)}.{near_match(str(value), knob.choices)}"
             )
         return value
     if knob.kind == "text":
         if not isinstance(value, str) or not value:
-            raise TunerInputError(f"{knob.name} is {value!r}: it must be a non-empty text")
+            raise TunerInputError(f"{knob.name} is {shown(value)}: it must be a non-empty text")
         return value
     high = high_limit(knob, drafter, facts)
     if knob.kind == "ints":
         if not isinstance(value, list | tuple):
-            raise TunerInputError(f"{knob.name} is {value!r}: it must be a list of whole numbers")
+            raise TunerInputError(
+                f"{knob.name} is {shown(value)}: it must be a list of whole numbers"
+            )
         return tuple(_number(knob, item, high) for item in value)
     return _number(knob, value, high)
 
@@ -175,12 +187,20 @@ def _number(knob: Knob, value: Any, high: float) -> int | float:
     whole = knob.kind != "float"
     limits = f"from {knob.low:g} to {high:g}" if math.isfinite(high) else f"at least {knob.low:g}"
     wanted = f"{'a whole number' if whole else 'a number'} {limits}"
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if not numeric or not math.isfinite(value) or (whole and not isinstance(value, int)):
-        raise TunerInputError(f"{knob.name} is {value!r}: it must be {wanted}")
-    if value < knob.low or value > high:
-        raise TunerInputError(f"{knob.name} is {value!r}: it must be {wanted}")
+    given = type(value) is int if whole else is_number(value)
+    if not given or value < knob.low or value > high:
+        raise TunerInputError(f"{knob.name} is {shown(value)}: it must be {wanted}")
     return value if whole else float(value)
+
+
+def _why_unread(name: str, config: SpecConfig) -> str:
+    knob = OPEN[name]
+    if config.drafter not in knob.drafters:
+        readers = ", ".join(knob.readers)
+        return f"drafter {config.drafter!r} does not read it, only {readers}: drop it"
+    if config.tree not in knob.trees:
+        return f"tree {config.tree!r} does not read it, only {' or '.join(knob.trees)}: drop it"
+    return f"{knob.unless} is set, which takes its place: drop one of the two"
 
 
 def _check_together(config: SpecConfig) -> None:

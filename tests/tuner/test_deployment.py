@@ -39,16 +39,25 @@ def test_budgets_are_durations(text: str | int, seconds: float) -> None:
         ("abc", "not a duration"),
         ("", "not a duration"),
         ("10 minutes", "not a duration"),
-        ("nan", "more than 0"),
-        ("inf", "more than 0"),
+        ("nan", "not a duration"),
+        ("inf", "not a duration"),
+        (float("inf"), "not a duration"),
+        ("99999999999999999999h", "at most 720h"),
+        (30 * 24 * 3600 + 1, "at most 720h"),
         ("5s", "less than 10 s"),
         (True, "not a duration"),
     ],
 )
-def test_a_budget_that_is_none_is_named(text: str | bool, why: str) -> None:
+def test_a_budget_that_is_none_is_named(text: str | float, why: str) -> None:
     with pytest.raises(BudgetError, match=why) as caught:
         parse_budget(text)
     assert repr(text) in str(caught.value)
+
+
+def test_a_budget_of_any_size_is_refused_in_words() -> None:
+    for text in (10**400, "9" * 400 + "h"):
+        with pytest.raises(BudgetError, match="at most 720h"):
+            parse_budget(text)
 
 
 def test_durations_read_back() -> None:
@@ -95,6 +104,12 @@ def test_yaml_and_flags_merge_and_flags_win(tmp_path: Path) -> None:
         ({"drafters": ["ngram"], "draft_model": "small"}, "leave it out"),
         ({"regime.min_tokens": 300}, "more than regime.max_tokens"),
         ({"seed": -1}, "at least 0"),
+        ({"regime.seed": 10**400}, "a whole number of about 401 digits"),
+        ({"regime.temperature": 10**400}, "a whole number of about 401 digits"),
+        ({"target.cache_capacity": 10**400}, "at most 2147483647"),
+        ({"objective.max_memory_gb": 10**400}, "must be a number, more than 0"),
+        ({"workload.limit": 1}, "at least 2"),
+        ({"regime.temperature": 101}, "at most 100"),
         ({"regime.seed": 2**63}, "at most 9223372036854775807"),
         ({"seed": float("nan")}, "whole number"),
         ({"workload": {"path": "x", "heldout_fraction": 1}}, "at most 0.9"),
@@ -132,14 +147,23 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, message: str) -> None
         ("target: x\nworkload: y\nbudget: 2026-01-01\n", "is not a duration"),
         ("target: " + "[" * 3000, "nested too deeply"),
         ("target: x\nworkload: y\nbudget: 1h\nbudget: 1m\n", "'budget' stands there twice"),
+        ("target: x\nworkload: y\nseed: " + "9" * 5000, "is no number that anything takes"),
+        ("target: x\nworkload: y\nseed: 0x" + "f" * 5000, "a whole number of about 6021 digits"),
+        ("target: x\nworkload: y\nbudget: 2026-13-01\n", "is not YAML: month"),
     ],
-    ids=["date", "deep", "twice"],
+    ids=["date", "deep", "twice", "digits", "hex", "no date"],
 )
 def test_yaml_that_only_looks_like_a_deployment(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "deployment.yaml"
     file.write_text(text)
     with pytest.raises(TunerInputError, match=message):
         load_deployment(file, {})
+
+
+def test_a_section_that_was_left_empty_was_not_given(tmp_path: Path) -> None:
+    file = tmp_path / "deployment.yaml"
+    file.write_text("target: x\nworkload: y\nregime:\nfixed:\nobjective:\ndrafters:\n")
+    assert load_deployment(file) == load_deployment(None, {"target": "x", "workload": "y"})
 
 
 def test_the_fingerprint_follows_content_and_not_effort(tmp_path: Path) -> None:

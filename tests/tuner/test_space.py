@@ -151,6 +151,17 @@ def test_draft_vocabularies_double_up_to_what_is_ranked(
         ({"drafter": "early_exit", "exit_layer": 2, "draft_vocab": 49153}, "from 1 to 49152"),
         ({"drafter": "early_exit", "skip_layers": [2, 2]}, "twice"),
         ({"drafter": "draft_model"}, "needs draft_model"),
+        ({"block_size": 4}, "block_size is given without a drafter: name one of none, ngram"),
+        ({"drafter": "none", "block_size": 8}, "drafter 'none' does not read it, only ngram"),
+        ({"drafter": "ngram", "exit_layer": 2}, "does not read it, only early_exit: drop it"),
+        ({"drafter": "ngram", "tree_budget": 9}, "does not read it, only suffix, recycle, early"),
+        ({"drafter": "suffix", "tree_budget": 9}, "tree 'chain' does not read it, only static or"),
+        ({"drafter": "early_exit", "skip_layers": [2], "exit_layer": 3}, "skip_layers is set"),
+        ({"drafter": "scripted"}, "drafter is 'scripted'. Known: draft_model, early_exit, ngram"),
+        ({"drafter": "ngram", "accept_p": 0.5}, "unknown knob 'accept_p'"),
+        ({"drafter": "ngram", "block_size": 10**400}, "a whole number of about 401 digits"),
+        ({"drafter": "suffix", "spec_factor": 10**400}, "a whole number of about 401 digits"),
+        ({"drafter": ["ngram"]}, "drafter is ['ngram']"),
         (
             {"drafter": "recycle", "tree": "static", "verifier": "block"},
             "needs a chain",
@@ -170,6 +181,16 @@ def test_knobs_that_are_not_read_do_not_make_configurations_differ() -> None:
     )
     assert normalise(plain) == normalise(noisy)
     assert normalise(SpecConfig(block_size=9, recycle_k=1)) == SpecConfig()
+
+
+def test_off_is_what_the_tables_call_none() -> None:
+    assert validate({"drafter": "off"}) == validate({"drafter": "none"}) == SpecConfig()
+
+
+def test_a_default_that_nothing_reads_is_let_pass() -> None:
+    """What exports of every knob hold."""
+    whole = {"drafter": "ngram", "tree": "chain", "tree_budget": 16, "exit_layer": None}
+    assert validate({**whole, "skip_layers": []}) == SpecConfig(drafter="ngram")
 
 
 def test_b31_equal_values_written_differently_are_one_configuration() -> None:
@@ -196,7 +217,8 @@ def test_simplicity_orders_off_chain_static_dynamic() -> None:
 
 def test_the_table_names_every_knob_with_its_range() -> None:
     rows = {row["name"]: row for row in knob_table(FACTS)}
-    assert set(rows) == set(KNOBS)
+    assert set(rows) == set(KNOBS) - {"accept_p", "script", "script_right"}
+    assert not any("scripted" in text for row in rows.values() for text in row.values())
     assert rows["exit_layer"]["values"] == "1..11"
     assert rows["block_size"]["values"] == "1..16 (64 for suffix)"
     assert {row["name"]: row for row in knob_table()}["exit_layer"]["values"] == "1..layers - 1"
