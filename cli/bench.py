@@ -9,18 +9,28 @@ import typer
 from draftsmith.cli import options as opt
 from draftsmith.cli.bench_report import draw
 from draftsmith.cli.comparison import Plan, compare
-from draftsmith.cli.configs import Choice, override, read_knobs, resolve, sampling_of, target_of
+from draftsmith.cli.configs import (
+    Choice,
+    foreign_target,
+    open_bundle,
+    override,
+    read_knobs,
+    resolve,
+    sampling_of,
+    target_of,
+)
 from draftsmith.cli.errors import CliInputError
-from draftsmith.cli.output import Output, with_note
+from draftsmith.cli.output import Output, tell, with_note
 from draftsmith.cli.peers import peers_of
 from draftsmith.cli.step_report import measure_steps
+from draftsmith.cli.values import number
 from draftsmith.cli.wiring import Placement, open_executor
 from draftsmith.engine.job import DraftInputs, TargetRef
 from draftsmith.engine.types import Request, Sampling, SpecConfig
 from draftsmith.engine.units import two_units
-from draftsmith.store.bundle import read_bundle
 from draftsmith.tuner.agents.rules import starting_points
 from draftsmith.tuner.deployment import FAMILIES, Deployment, Regime, WorkloadSpec
+from draftsmith.tuner.deployment_file import Key
 from draftsmith.tuner.material import Material, load_material
 from draftsmith.tuner.space import config_text
 from draftsmith.workers.peers.catalogue import parse_peers
@@ -37,6 +47,9 @@ draftsmith bench --target smollm2 --workload builtin --peer transformers --steps
 
 draftsmith bench --target ./my-model --workload prompts.jsonl --peer vllm --peer-python vllm=PATH"""
 
+_REPEATS = Key(kind="int", low=1, high=1000, help="times that each prompt runs")
+_TIMEOUT = Key(kind="float", low=1, high=86_400, help="seconds for one answer of a peer")
+
 
 def bench(
     target: opt.TargetOption = None,
@@ -48,7 +61,9 @@ def bench(
     ] = None,
     limit: opt.LimitOption = None,
     skip_bad_rows: opt.SkipBadRowsOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each prompt runs.")] = 1,
+    repeats: Annotated[
+        int, typer.Option(parser=number("--repeats", _REPEATS), help="Times that each prompt runs.")
+    ] = 1,
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,7 +87,10 @@ def bench(
     peer_timeout: Annotated[
         float,
         typer.Option(
-            min=1, help="Seconds for one answer of a peer, loading too.", rich_help_panel="Peers"
+            parser=number("--peer-timeout", _TIMEOUT),
+            help="Seconds for one answer of a peer, loading too.",
+            metavar="SECONDS",
+            rich_help_panel="Peers",
         ),
     ] = 600.0,
     steps: Annotated[
@@ -98,18 +116,19 @@ def bench(
     the same prompts, greedily; each is stopped while another is timed.
     """
     specs = parse_peers(peer or [], peer_python or [])
-    choice: Choice = read_bundle(bundle) if bundle is not None else {}
+    choice: Choice = open_bundle(bundle) if bundle is not None else {}
     flags = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
     flags |= {"top_p": top_p, "min_p": min_p, "seed": seed}
     placement = Placement(
         path=target, dtype=dtype, device=device, num_threads=threads, weights=weights
     )
-    ref = placement.apply(target_of(choice))
+    ref = placement.apply(target_of(choice, target))
     if workload is None:
         raise CliInputError("--workload is missing: give a file of prompts, or builtin")
     prompts = WorkloadSpec(path=workload, limit=limit, skip_bad_rows=bool(skip_bad_rows))
     sampling = override(sampling_of(choice), flags)
     material = _material(ref, prompts, draft_model, sampling)
+    tell(foreign := foreign_target(choice, ref))
     concurrency = concurrency or _concurrency(choice)
     requests = _requests(material, concurrency)
     configs, inputs = _configs(material, choice, knobs or [])
@@ -128,6 +147,7 @@ def bench(
         with open_executor(ref.device, in_process=True, rivals=peers) as executor:
             document = with_note(compare(plan, executor), material.skipped_note)
             document = with_note(document, material.too_long_note)
+            document = with_note(document, foreign)
     if steps:
         document["steps"] = measure_steps(ref, requests, configs, inputs)
     Output(as_json).report(document, lambda console: draw(console, document))

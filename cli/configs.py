@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftsmith.cli.errors import CliInputError
+from draftsmith.cli.errors import CliEnvironmentError, CliInputError
+from draftsmith.engine.errors import EngineError, EngineInputError
 from draftsmith.engine.job import DraftInputs, TargetRef
+from draftsmith.engine.model.locating import locate
 from draftsmith.engine.types import Sampling, SpecConfig
 from draftsmith.store.bundle import Bundle, read_bundle
+from draftsmith.tuner.identity import checkpoint_identity
 from draftsmith.tuner.knobs import SpaceFacts
 from draftsmith.tuner.space import validate
+from draftsmith.tuner.strict_json import read_json
 
 Choice = Bundle | dict[str, Any]
 
@@ -30,7 +33,17 @@ def read_choice(knobs: str | None, bundle: Path | None) -> Choice:
     """What ``--knobs`` and ``--bundle`` name; CliInputError unless it is exactly one of them."""
     if (knobs is None) == (bundle is None):
         raise CliInputError("--bundle and --knobs both name a configuration: give exactly one")
-    return read_bundle(bundle) if bundle is not None else read_knobs(str(knobs))
+    return open_bundle(bundle) if bundle is not None else read_knobs(str(knobs))
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """The bundle of ``--bundle``; CliInputError for a file, StoreInputError for what is none."""
+    if folder.exists() and not folder.is_dir():
+        raise CliInputError(
+            f"--bundle {folder} is a file: give the folder that tune or export wrote (a file of "
+            "outputs is what draftsmith verify takes)"
+        )
+    return read_bundle(folder)
 
 
 def resolve(choice: Choice, facts: SpaceFacts) -> Chosen:
@@ -44,6 +57,11 @@ def resolve(choice: Choice, facts: SpaceFacts) -> Chosen:
 def read_knobs(text: str) -> dict[str, Any]:
     """A JSON object, given as such or as the path of a file that holds one."""
     source, content = "--knobs", text
+    if not text.strip():
+        raise CliInputError(
+            "--knobs is empty, as an unset variable leaves it: give a configuration, such as "
+            '\'{"drafter": "ngram"}\', or drop it'
+        )
     if not text.lstrip().startswith("{"):
         source = text
         try:
@@ -54,7 +72,7 @@ def read_knobs(text: str) -> dict[str, Any]:
                 'write for example \'{"drafter": "ngram", "block_size": 4}\''
             ) from error
     try:
-        value = json.loads(content)
+        value = read_json(content)
     except (ValueError, RecursionError) as error:
         raise CliInputError(f"{source} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -62,16 +80,35 @@ def read_knobs(text: str) -> dict[str, Any]:
     return value
 
 
-def target_of(choice: Choice) -> TargetRef | None:
+def target_of(choice: Choice, given: str | None) -> TargetRef | None:
     """How a bundle's target was loaded; None for plain knobs, or when the bundle does not say. The
-    form of its weights is left to this machine: it changes no output.
+    form of its weights is left to this machine: it changes no output. Unless a target is ``given``
+    in its place, CliInputError or CliEnvironmentError when it is not here.
     """
     if isinstance(choice, dict):
         return None
     values = choice.parts.evidence.get("target")
     if not isinstance(values, dict):
         return None
-    return replace(TargetRef(**_known(TargetRef, values, "evidence.json: target")), weights="auto")
+    ref = TargetRef(**_known(TargetRef, values, "evidence.json: target"))
+    if given is None:
+        _find(ref.path, choice.record.path)
+    return replace(ref, weights="auto")
+
+
+def foreign_target(choice: Choice, ref: TargetRef) -> str | None:
+    """What there is to say when a bundle was tuned for another model than ``ref``, else None."""
+    if isinstance(choice, dict):
+        return None
+    described = choice.parts.deployment.get("target")
+    tuned = described.get("checkpoint") if isinstance(described, dict) else None
+    found = checkpoint_identity(ref.path)
+    if not isinstance(tuned, str) or tuned == found:
+        return None
+    return (
+        f"bundle {choice.record.path} was tuned for another target ({tuned:.19}) than {ref.path} "
+        f"({found:.19}): its evidence and its outputs are those of the other one"
+    )
 
 
 def sampling_of(choice: Choice) -> Sampling:
@@ -90,9 +127,27 @@ def to_sampling(values: Mapping[str, Any], where: str, base: Sampling | None = N
     return replace(base or Sampling(), **{k: _typed(k, v, where) for k, v in known.items()})
 
 
+def by_law(verifier: str, temperature: float) -> bool:
+    """Whether a verifier's outputs have stock's law and need not be stock's tokens."""
+    return verifier != "coupled" and temperature > 0
+
+
 def override(sampling: Sampling, flags: Mapping[str, Any]) -> Sampling:
     """``sampling`` with the flags that were given on top."""
     return replace(sampling, **{name: value for name, value in flags.items() if value is not None})
+
+
+def _find(path: str, bundle: str) -> None:
+    """Refuse a bundle's target that is not here: its path is the one that tune was given."""
+    try:
+        locate(path)
+    except EngineError as error:
+        kind = CliInputError if isinstance(error, EngineInputError) else CliEnvironmentError
+        relative = "" if Path(path).expanduser().is_absolute() else "relative to where it was tuned"
+        raise kind(
+            f"bundle {bundle} names the target {path!r}, {relative or 'the place at the time'}, "
+            f"and it is not here: give --target ({error})"
+        ) from error
 
 
 _DEFAULTS = Sampling()

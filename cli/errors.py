@@ -4,7 +4,8 @@ CliError
 ├── CliInputError         the command line asks for something that cannot be (exit code 2)
 └── CliEnvironmentError   this machine lacks something (exit code 3)
 
-Exit codes: 0 done, 1 a failed ``verify``, 2 bad input, 3 environment, 130 interrupted.
+Exit codes: 0 done, 1 a failed ``verify``, 2 bad input, 3 environment, 130 interrupted, 141 nobody
+reads stdout any more (``streams.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import platformdirs
 import typer
 
+from draftsmith.cli.output import printable
 from draftsmith.engine.errors import EngineError, EngineInputError
 from draftsmith.kernels.errors import KernelError, KernelInputError
 from draftsmith.store.errors import StoreError, StoreInputError
@@ -62,7 +64,7 @@ def reported(*, debug: bool) -> Iterator[None]:
         _say(f"interrupted: {error}" if str(error) else "interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except (*_OURS, MemoryError, OSError) as error:
-        if debug or isinstance(error, BrokenPipeError):
+        if debug:
             raise
         _say(f"error: {_message(error)}")
         raise typer.Exit(BAD_INPUT if isinstance(error, _INPUT) else ENVIRONMENT) from None
@@ -109,4 +111,4 @@ def _write_traceback(error: BaseException) -> Path:
 
 
 def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    typer.echo(printable(text, keep="\n"), err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from draftsmith.cli.errors import CliInputError
 from draftsmith.cli.options import JsonOption, StoreOption
 from draftsmith.cli.output import Output, facts
 from draftsmith.cli.show import find_run
+from draftsmith.cli.values import named, path
 from draftsmith.cli.wiring import existing_store
 from draftsmith.store.bundle import read_bundle
 from draftsmith.store.exports.native import export_native
@@ -28,9 +30,21 @@ FORMATS = ("native",)
 
 def export(
     source: Annotated[
-        str, typer.Argument(help="A run's uuid (or its beginning), latest, or a bundle's folder.")
+        str,
+        typer.Argument(
+            parser=named("RUN|BUNDLE"),
+            help="A run's uuid (or its beginning), latest, or a bundle's folder.",
+            metavar="RUN|BUNDLE",
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.", metavar="DIR")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=path("--out", written=True),
+            help="Folder to write; it must not exist.",
+            metavar="DIR",
+        ),
+    ],
     format: Annotated[str, typer.Option(help=f"One of: {', '.join(FORMATS)}.")] = "native",
     replace: Annotated[
         bool, typer.Option("--replace", help="Take the place of a bundle at --out.")
@@ -46,7 +60,7 @@ def export(
     bundle = Path(source) if Path(source).is_dir() else _stored(source, store)
     record = export_native(bundle, out, replace=replace)
     pairs = [("bundle", record.path), ("sha256", record.checksum)]
-    pairs.append(("next", f"draftsmith verify {record.path}"))
+    pairs.append(("next", f"draftsmith verify {shlex.quote(record.path)}"))
     Output(as_json).report(asdict(record), lambda console: console.print(facts(pairs)))
 
 

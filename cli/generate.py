@@ -10,10 +10,21 @@ import typer
 from rich.console import Console
 
 from draftsmith.cli import options as opt
-from draftsmith.cli.configs import override, read_choice, resolve, sampling_of, target_of
+from draftsmith.cli.configs import (
+    by_law,
+    foreign_target,
+    override,
+    read_choice,
+    resolve,
+    sampling_of,
+    target_of,
+)
 from draftsmith.cli.errors import VERIFY_FAILED, CliInputError
-from draftsmith.cli.output import Output, facts, make_console
+from draftsmith.cli.judge import judge
+from draftsmith.cli.output import Output, facts, make_console, printable, tell, with_note
+from draftsmith.cli.outputs_file import Answered
 from draftsmith.cli.wiring import Placement, Running, load_engine
+from draftsmith.engine.forcing import EmittedOutput
 from draftsmith.engine.prompts import requests_for_turn
 from draftsmith.engine.types import Completion, Request, Sampling, SpecConfig
 from draftsmith.engine.workload_formats import RecordError, parse_record
@@ -37,7 +48,8 @@ def generate(
         bool, typer.Option("--raw", help="Complete the text without a chat template.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Decode with stock too; exit code 1 if a token differs.")
+        bool,
+        typer.Option("--check", help="Decode with stock too; exit code 1 if the answer is lossy."),
     ] = False,
     max_tokens: opt.MaxTokensOption = None,
     temperature: opt.TemperatureOption = None,
@@ -52,26 +64,35 @@ def generate(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Generate one answer, with speculation by a bundle or by --knobs, else with stock."""
-    choice = read_choice(knobs, bundle) if knobs or bundle else {}
+    choice = read_choice(knobs, bundle) if (knobs, bundle) != (None, None) else {}
     flags = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
     flags |= {"top_p": top_p, "min_p": min_p, "seed": seed}
     sampling = override(sampling_of(choice), flags)
     placement = Placement(
         path=target, dtype=dtype, device=device, num_threads=threads, weights=weights
     )
-    running = load_engine(placement.apply(target_of(choice)))
+    ref = placement.apply(target_of(choice, target))
+    running = load_engine(ref)
+    tell(foreign := foreign_target(choice, ref))
     chosen = resolve(choice, running.facts(sampling.temperature))
     request = _request(sys.stdin.read() if prompt == "-" else prompt, raw, running, sampling)
     made = running.engine.run([request], chosen.config, inputs=chosen.inputs).completions[0]
     stock = running.engine.run([request], SpecConfig()).completions[0] if check else None
     document = _document(running, request, made, chosen.config, stock)
+    document = with_note(document, foreign)
+    if document["equals_stock"] is False and by_law(chosen.config.verifier, sampling.temperature):
+        output = EmittedOutput(request.request_id, made.token_ids, made.stop_reason)
+        judged = judge(running, [Answered(request, output)], in_distribution=True)
+        document["verdict"] = judged.verdict
 
     def render(console: Console) -> None:
-        console.print(document["text"], markup=False, soft_wrap=True)
+        text = document["text"]
+        shown = printable(text, keep="\n\t") if console.is_terminal else text
+        console.print(shown, markup=False, soft_wrap=True)
         _summary(document)
 
     Output(as_json).report(document, render)
-    if document["equals_stock"] is False:
+    if document["verdict"] == "lossy":
         raise typer.Exit(VERIFY_FAILED)
 
 
@@ -110,6 +131,7 @@ def _document(
         "tokens_per_s": len(made.token_ids) / max(1e-9, made.decode_s),
         "stock_tokens_per_s": len(stock.token_ids) / max(1e-9, stock.decode_s) if stock else None,
         "equals_stock": equal,
+        "verdict": None if equal is None else "lossless" if equal else "lossy",
     }
 
 
@@ -124,4 +146,5 @@ def _summary(document: dict[str, Any]) -> None:
     if document["equals_stock"] is not None:
         pairs.append(("stock decode", f"{document['stock_tokens_per_s']:.1f} tokens/s"))
         pairs.append(("equals stock", document["equals_stock"]))
+        pairs.append(("verdict", document["verdict"]))
     make_console(stderr=True).print(facts(pairs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import sys
 from importlib import import_module, metadata
@@ -14,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from draftsmith.cli.environment import read_environment
 from draftsmith.cli.errors import reported
+from draftsmith.cli.streams import guard_streams
 
 COMMANDS = {
     "tune": "Find the fastest configuration whose outputs stay unchanged, and prove it.",
@@ -37,7 +37,8 @@ draftsmith tune --target smollm2 --workload builtin --budget 10m
 
 draftsmith tune --target ./my-model --workload prompts.jsonl --device cuda
 
-Exit codes: 0 done, 1 a failed verify, 2 bad input, 3 environment, 130 interrupted."""
+Exit codes: 0 done, 1 a failed verify, 2 bad input, 3 environment, 130 interrupted,
+141 nobody reads stdout any more."""
 
 
 class _Commands(TyperGroup):
@@ -97,13 +98,15 @@ def _load(name: str) -> Any:
 
 
 def run() -> None:
-    """Console entry point. SIGTERM unwinds like Ctrl-C: workers end, runs stay resumable. What a
-    terminal's encoding lacks is escaped.
+    """Console entry point. SIGTERM unwinds like Ctrl-C: workers end, runs stay resumable. Closed
+    pipes are dealt with in ``streams.py``.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    guard_streams()
     signal.signal(signal.SIGTERM, _terminate)
-    app()
+    try:
+        app()
+    finally:
+        sys.stdout.flush()  # here, where a closed pipe still becomes an exit code
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

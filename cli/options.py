@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from draftsmith.cli.values import named, number, path
+
 
 class Dtype(StrEnum):
     """Numbers that the target runs in."""
@@ -33,6 +35,7 @@ TargetOption = Annotated[
     typer.Option(
         help="Checkpoint folder, GGUF file, Hugging Face id, or smollm2 (the embedded model).",
         metavar="PATH",
+        parser=named("--target"),
         rich_help_panel=_MODEL,
     ),
 ]
@@ -45,7 +48,12 @@ DeviceOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, help="CPU threads of one worker.", rich_help_panel=_MACHINE),
+    typer.Option(
+        parser=number("--threads", "target.num_threads"),
+        help="CPU threads of one worker.",
+        metavar="N",
+        rich_help_panel=_MACHINE,
+    ),
 ]
 WeightsOption = Annotated[
     Weights | None,
@@ -59,6 +67,7 @@ DraftModelOption = Annotated[
     typer.Option(
         help="Folder of a small model with the target's vocabulary.",
         metavar="DIR",
+        parser=named("--draft-model"),
         rich_help_panel=_MODEL,
     ),
 ]
@@ -67,13 +76,17 @@ WorkloadOption = Annotated[
     typer.Option(
         help="JSONL, ShareGPT or OpenAI batch file of prompts, or builtin.",
         metavar="FILE",
+        parser=named("--workload"),
         rich_help_panel=_WORK,
     ),
 ]
 LimitOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Prompts to use at most, spread over categories.", rich_help_panel=_WORK
+        parser=number("--limit", "workload.limit"),
+        help="Prompts to use at most, spread over categories; 2 or more.",
+        metavar="N",
+        rich_help_panel=_WORK,
     ),
 ]
 SkipBadRowsOption = Annotated[
@@ -85,25 +98,66 @@ SkipBadRowsOption = Annotated[
     ),
 ]
 ConcurrencyOption = Annotated[
-    int | None, typer.Option(min=1, help="Requests running together.", rich_help_panel=_WORK)
+    int | None,
+    typer.Option(
+        parser=number("--concurrency", "regime.concurrency"),
+        help="Requests running together, 1 to 256.",
+        metavar="N",
+        rich_help_panel=_WORK,
+    ),
 ]
 MaxTokensOption = Annotated[
-    int | None, typer.Option(min=1, help="Output tokens a request.", rich_help_panel=_SAMPLING)
+    int | None,
+    typer.Option(
+        parser=number("--max-tokens", "regime.max_tokens"),
+        help="Output tokens a request.",
+        metavar="N",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 TemperatureOption = Annotated[
-    float | None, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=_SAMPLING)
+    float | None,
+    typer.Option(
+        parser=number("--temperature", "regime.temperature"),
+        help="0 to 100; 0 is greedy.",
+        metavar="X",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
-TopKOption = Annotated[int | None, typer.Option(min=0, help="0 is off.", rich_help_panel=_SAMPLING)]
+TopKOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=number("--top-k", "regime.top_k"),
+        help="0 is off.",
+        metavar="N",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 TopPOption = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="1 is off.", rich_help_panel=_SAMPLING)
+    float | None,
+    typer.Option(
+        parser=number("--top-p", "regime.top_p"),
+        help="More than 0, at most 1; 1 is off.",
+        metavar="X",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 MinPOption = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="0 is off.", rich_help_panel=_SAMPLING)
+    float | None,
+    typer.Option(
+        parser=number("--min-p", "regime.min_p"),
+        help="0 to 1; 0 is off.",
+        metavar="X",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 SeedOption = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Seed of sampling; tune also searches with it.", rich_help_panel=_SAMPLING
+        parser=number("--seed", "regime.seed"),
+        help="Seed of sampling; tune also searches with it.",
+        metavar="N",
+        rich_help_panel=_SAMPLING,
     ),
 ]
 StoreOption = Annotated[
@@ -131,5 +185,8 @@ KnobsOption = Annotated[
     ),
 ]
 BundleOption = Annotated[
-    Path | None, typer.Option(help="A bundle that tune or export wrote.", metavar="DIR")
+    Path | None,
+    typer.Option(
+        parser=path("--bundle"), help="A bundle that tune or export wrote.", metavar="DIR"
+    ),
 ]

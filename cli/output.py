@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 WIDE = 160  # columns where there is no terminal
+_CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # also those that turn the direction of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,28 @@ def with_note(document: Mapping[str, Any], note: str | None) -> dict[str, Any]:
 def draw_notes(console: Console, document: Mapping[str, Any]) -> None:
     """The document's notes, one a line."""
     for note in document["notes"]:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        say(console, f"note: {note}")
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """One line (or more) of plain text, whatever a file or a model put into it."""
+    console.print(printable(text, keep="\n"), style=style, markup=False, soft_wrap=True)
+
+
+def tell(text: str | None) -> None:
+    """A note on stderr, where there is one."""
+    if text is not None:
+        say(make_console(stderr=True), f"note: {text}")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """``text`` with its control and formatting characters as ``repr`` writes them, so that none of
+    them reaches a terminal; those of ``keep`` stay.
+    """
+    return "".join(
+        repr(char)[1:-1] if unicodedata.category(char) in _CONTROLS and char not in keep else char
+        for char in text
+    )
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -108,10 +131,11 @@ def ratio_text(ratio: float | None, low: float | None, high: float | None) -> st
     """``1.42x (1.31 to 1.55)``."""
     if ratio is None:
         return "-"
-    inside = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-    return f"{ratio:.2f}x{inside}"
+    if low is None or high is None or not math.isfinite(low) or not math.isfinite(high):
+        return f"{ratio:.2f}x"  # so few prompts that nothing bounds it
+    return f"{ratio:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def escape(text: str) -> str:
-    """Text that rich prints as it is."""
-    return markup.escape(text)
+    """Text that rich prints as it is, without control characters."""
+    return markup.escape(printable(text, keep="\n"))

@@ -10,7 +10,6 @@ again, so give ``token_ids`` wherever the engine has them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from draftsmith.engine.prompts import ChatTokenizer, requests_for_turn
 from draftsmith.engine.sampling import check_sampling
 from draftsmith.engine.types import Request, Sampling, StopReason
 from draftsmith.engine.workload_formats import parse_record
+from draftsmith.tuner.strict_json import read_json
 
 _SAMPLING = frozenset(item.name for item in fields(Sampling))
 _STOPS = ("stop_token", "stop_string", "length")
@@ -64,7 +64,7 @@ def read_outputs(path: Path, reading: Reading) -> list[Answered]:
         if not line.strip():
             continue
         try:
-            found.append(_answered(json.loads(line), number, reading))
+            found.append(_answered(read_json(line), number, reading))
         except (ValueError, RecursionError, CliInputError, EngineInputError) as error:
             raise CliInputError(f"outputs {str(path)!r}, line {number}: {error}") from error
     if not found:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from draftsmith.cli.output import make_console
+from draftsmith.cli.output import make_console, say
 from draftsmith.engine.job import STOCK, MeasureResult, RivalTurn, TargetRef, UnitTiming
 from draftsmith.engine.model.facts import read_facts
 from draftsmith.engine.native import rows_needed
@@ -66,9 +66,7 @@ def peers_of(
 
     def tell(peer: Peer) -> None:
         told = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
-        console.print(
-            f"peer {peer.spec.label}: {peer.failure or told}", markup=False, soft_wrap=True
-        )
+        say(console, f"peer {peer.spec.label}: {peer.failure or told}")
 
     with open_peers(specs, load, tell) as peers:
         yield peers

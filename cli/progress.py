@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftsmith.cli.output import escape, make_console, ratio_text
+from draftsmith.cli.output import escape, make_console, ratio_text, say
 from draftsmith.tuner.duration import format_duration
 from draftsmith.tuner.progress import Phase, TrialNews
 from draftsmith.tuner.space import config_text
@@ -76,7 +76,7 @@ class TuneProgress:
 
     def _line(self, text: str) -> None:
         console = self._bar.console if self._bar is not None else self._console
-        console.print(text, markup=False, soft_wrap=True)
+        say(console, text)
 
     def _move(self, text: str | None, seconds_left: float) -> None:
         if self._bar is None or self._task is None:

@@ -7,15 +7,15 @@ from typing import Any
 
 from rich.console import Console
 
-from draftsmith.cli.output import facts, ratio_text, table
+from draftsmith.cli.output import facts, ratio_text, say, table
 from draftsmith.tuner.duration import format_duration
 
 
 def draw_result(console: Console, result: Mapping[str, Any]) -> None:
     """A ``TuneResult`` as JSON: the verdict, speeds, the gate's word, and where to go next."""
     console.print()
-    console.print(f"Verdict: {result['verdict']}", style="bold", markup=False)
-    console.print(result["summary"], markup=False, soft_wrap=True)
+    say(console, f"Verdict: {result['verdict']}", style="bold")
+    say(console, result["summary"])
     console.print()
     pairs: list[tuple[str, object]] = [
         ("configuration", result["config_text"]),

@@ -18,6 +18,8 @@ from draftsmith.cli.output import Output, draw_notes, with_note
 from draftsmith.cli.plan import draw_plan, make_plan
 from draftsmith.cli.progress import TuneProgress
 from draftsmith.cli.report import draw_result
+from draftsmith.cli.show import find_run
+from draftsmith.cli.values import number, path
 from draftsmith.cli.wiring import LOCAL, open_executor, open_store
 from draftsmith.store.database import optuna_storage
 from draftsmith.tuner.controller import RunOptions
@@ -46,14 +48,22 @@ def _option(help: str, metavar: str | None = None, *names: str, **more: Any) -> 
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=_SEARCH, **more)
 
 
+def _limited(help: str, option: str, key: str, metavar: str) -> Any:
+    return _option(help, metavar, parser=number(option, key))
+
+
 def tune(
     target: opt.TargetOption = None,
     workload: opt.WorkloadOption = None,
     config: Annotated[
-        Path | None, _option("Deployment as YAML; flags override it.", "FILE")
+        Path | None,
+        _option("Deployment as YAML; flags override it.", "FILE", parser=path("--config")),
     ] = None,
     budget: Annotated[str | None, _option("Time for the whole run: 10m, 1h30m.", "TIME")] = None,
-    max_trials: Annotated[int | None, _option("Configurations to measure at most.", min=1)] = None,
+    max_trials: Annotated[
+        int | None,
+        _limited("Configurations to measure at most.", "--max-trials", "max_trials", "N"),
+    ] = None,
     drafters: Annotated[
         str | None, _option(f"Families to search, with commas: {', '.join(FAMILIES)}.", "A,B")
     ] = None,
@@ -63,9 +73,20 @@ def tune(
         _option("Hold a knob at a value instead of searching it; repeatable.", "KNOB=VALUE"),
     ] = None,
     incumbent: Annotated[
-        Path | None, _option("What you run today: a bundle, or a config as JSON.", "FILE")
+        Path | None,
+        _option(
+            "What you run today: a bundle, or a config as JSON.", "FILE", parser=path("--incumbent")
+        ),
     ] = None,
-    heldout: Annotated[float | None, _option("Share of the prompts kept for confirming.")] = None,
+    heldout: Annotated[
+        float | None,
+        _limited(
+            "Share of the prompts kept for confirming.",
+            "--heldout",
+            "workload.heldout_fraction",
+            "X",
+        ),
+    ] = None,
     limit: opt.LimitOption = None,
     skip_bad_rows: opt.SkipBadRowsOption = None,
     concurrency: opt.ConcurrencyOption = None,
@@ -86,12 +107,14 @@ def tune(
         bool, _option("Measure in this process, without Ray.", None, "--in-process")
     ] = False,
     store: opt.StoreOption = None,
-    out: Annotated[Path, _option("Folder for the bundle.", "DIR")] = Path("runs"),
+    out: Annotated[
+        Path, _option("Folder for the bundle.", "DIR", parser=path("--out", written=True))
+    ] = Path("runs"),
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Go on with an earlier run of this deployment.")
     ] = True,
     run: Annotated[
-        str | None, _option("Go on with this run, or repeat its verdict.", "UUID")
+        str | None, _option("Go on with this run (latest, or a uuid's beginning).", "RUN")
     ] = None,
     dry_run: Annotated[
         bool, _option("Time stock, print plan, trials and minutes.", None, "--dry-run")
@@ -120,15 +143,15 @@ def tune(
         "regime.top_p": top_p,
         "regime.min_p": min_p,
         "regime.seed": seed,
-        "seed": seed,
+        "seed": None if seed is None else seed % 2**31,  # the search's: numpy takes no more
         **fixed_flags(fix or ()),
     }
     if in_process and ray_address != LOCAL:
         raise CliInputError("--in-process runs without Ray: drop it, or drop --ray-address")
     if run is not None and (not run or not resume):
         raise CliInputError(
-            f"--run {run!r} goes on with a stored run: give its uuid (draftsmith show lists them) "
-            "without --fresh, or drop --run"
+            f"--run {run!r} goes on with a stored run: give its uuid (draftsmith show lists "
+            "them) or latest without --fresh, or drop --run"
         )
     _check_out(out)
     deployment = load_deployment(config, flags)
@@ -146,7 +169,7 @@ def tune(
         with open_executor(device_name, in_process=in_process, ray_address=ray_address) as executor:
             options = RunOptions(
                 bundle_root=out,
-                resume=run or resume,
+                resume=resume if run is None else find_run(repository, run).uuid,
                 incumbent=incumbent,
                 optuna=optuna_storage(database),
                 material=material,

@@ -9,11 +9,20 @@ import typer
 from rich.console import Console
 
 from draftsmith.cli import options as opt
-from draftsmith.cli.configs import Choice, override, resolve, sampling_of, target_of
+from draftsmith.cli.configs import (
+    Choice,
+    by_law,
+    foreign_target,
+    override,
+    resolve,
+    sampling_of,
+    target_of,
+)
 from draftsmith.cli.errors import VERIFY_FAILED, CliInputError
 from draftsmith.cli.judge import judge
-from draftsmith.cli.output import Output, facts, table
+from draftsmith.cli.output import Output, facts, table, tell, with_note
 from draftsmith.cli.outputs_file import Answered, Reading, read_outputs, read_rows
+from draftsmith.cli.values import path
 from draftsmith.cli.wiring import Placement, Running, load_engine
 from draftsmith.engine.forcing import EmittedOutput
 from draftsmith.store.bundle import Bundle, read_bundle
@@ -35,7 +44,9 @@ def verify(
     subject: Annotated[
         Path,
         typer.Argument(
-            help="A bundle's folder, or JSON lines of outputs.", metavar="BUNDLE|OUTPUTS"
+            parser=path("BUNDLE|OUTPUTS"),
+            help="A bundle's folder, or JSON lines of outputs.",
+            metavar="BUNDLE|OUTPUTS",
         ),
     ],
     target: opt.TargetOption = None,
@@ -76,10 +87,11 @@ def verify(
     placement = Placement(
         path=target, dtype=dtype, device=device, num_threads=threads, weights=weights
     )
-    ref = placement.apply(target_of(choice))
-    if bundle is None and not subject.is_file():
-        raise CliInputError(f"{subject} does not exist: give a bundle's folder or outputs")
+    ref = placement.apply(target_of(choice, target))
+    if bundle is None:
+        _check_file(subject)
     running = load_engine(ref)
+    tell(foreign := foreign_target(choice, ref))
     info = running.target.model.info
     reading = Reading(
         tokenizer=running.tokenizer,
@@ -95,19 +107,26 @@ def verify(
         answered = read_rows(bundle.parts.outputs, reading)
         if not answered:
             raise CliInputError(f"{subject} holds no outputs: write the bundle again with tune")
-        distribution = distribution or _by_law(bundle, reading)
+        rule = bundle.parts.config.get("verifier", "coupled")
+        distribution = distribution or by_law(rule, reading.sampling.temperature)
         answered = _decoded(running, bundle, answered) if decode else answered
     judgements = judge(running, answered, in_distribution=distribution)
     document = {"subject": str(subject), "target": ref.path, **judgements.to_json()}
+    document = with_note(document, foreign)
     Output(as_json).report(document, lambda console: _draw(console, document))
     if not judgements.lossless:
         raise typer.Exit(VERIFY_FAILED)
 
 
-def _by_law(bundle: Bundle, reading: Reading) -> bool:
-    """Whether the bundle's verifier is exact in distribution only."""
-    rule = bundle.parts.config.get("verifier", "coupled")
-    return rule != "coupled" and reading.sampling.temperature > 0
+def _check_file(subject: Path) -> None:
+    """Refuse what is neither a file nor a pipe, such as ``<(...)`` gives."""
+    if not subject.exists():
+        raise CliInputError(f"{subject} does not exist: give a bundle's folder or outputs")
+    if not subject.is_file() and not subject.is_fifo():
+        raise CliInputError(
+            f"{subject} is a device or a socket: give a bundle's folder, a file or a "
+            "pipe of outputs"
+        )
 
 
 def _decoded(running: Running, bundle: Bundle, answered: list[Answered]) -> list[Answered]:

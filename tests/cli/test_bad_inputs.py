@@ -63,12 +63,19 @@ def test_broken_workload_names_its_line(tiny: Path, tmp_path: Path) -> None:
         ('{"drafter": "ngramm"}', "ngram"),
         ("{not json", "JSON"),
         ('{"drafter": ' + "[" * 200_000, "recursion"),
+        ("", "--knobs is empty"),
+        ('{"block_size": 8}', "without a drafter"),
+        ('{"drafter": "ngram", "block_size": 2, "block_size": 3}', "'block_size' stands there twi"),
+        ('{"drafter": "ngram", "block_size": ' + "9" * 400 + "}", "of 400 digits"),
+        ('{"drafter": "ngram", "block_size": ' + "9" * 5000 + "}", "of 5000 digits"),
+        ('{"drafter": "scripted"}', "Known: draft_model, early_exit, ngram, none, recycle, suffix"),
         ("missing.json", "missing.json"),
     ],
     ids=lambda value: value[:60],
 )
 def test_unknown_or_wrong_knob(tiny: Path, knobs: str, said: str) -> None:
-    assert said in refused(2, "generate", "hello", "--target", tiny, "--knobs", knobs)
+    message = refused(2, "generate", "hello", "--target", tiny, "--knobs", knobs)
+    assert said in message and "set_int_max_str_digits" not in message
 
 
 @pytest.mark.parametrize(
