@@ -14,6 +14,7 @@ from typing import Any
 from draftsmith.workers.errors import WorkerInputError
 
 ENGINES = Path(__file__).resolve().parent / "engines"
+COUNTS = {"prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,12 @@ def _parse_settings(text: str, settings: str) -> dict[str, Any]:
         ) from error
     if not isinstance(value, dict):
         raise WorkerInputError(f"the settings of --peer {text!r} must be a JSON object")
+    for name in COUNTS & value.keys():
+        if type(value[name]) is not int or value[name] < 1:
+            raise WorkerInputError(
+                f"{name} of --peer {text!r} is {value[name]!r}: it must be a whole number, at "
+                "least 1"
+            )
     return value
 
 

@@ -78,7 +78,7 @@ class PeerProcess:
 
     def ask(self, order: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """One order, its answer. PeerError after ``timeout_s`` seconds without one, at its death,
-        for anything but a JSON object, and for an answer that holds an ``error``.
+        for anything but a JSON object, and for an answer that holds an ``error`` or ``refused``.
         """
         if self.ended:
             raise PeerError(f"peer {self.name} has ended")
@@ -86,6 +86,9 @@ class PeerProcess:
         try:
             self._write(json.dumps(order).encode() + b"\n")
             answer = _object(self._read_line(limit_s, timeout_s))
+            if "refused" in answer:
+                self.close(at_once=True)
+                raise PeerError(f"peer {self.name}: {answer['refused']}")
             if "error" in answer:
                 raise _Failed(str(answer["error"]))
             return answer

@@ -95,7 +95,10 @@ def test_transformers_gives_its_own_greedy_tokens(
 def test_a_setting_that_the_engine_does_not_know_is_told(tiny_folder: Path) -> None:
     [spec] = parse_peers(['transformers:{"prompt_lookup_tokens": 4}'], [])
     with open_peers([spec], load(tiny_folder)) as peers:
-        assert "prompt_lookup_tokens is no setting" in peers[spec.label].failure
+        assert peers[spec.label].failure == (
+            f"peer {spec.label}: prompt_lookup_tokens is no setting of transformers' "
+            "GenerationConfig"
+        )
         assert peers[spec.label].run(requests(), [EOS]) is None
 
 
@@ -211,6 +214,8 @@ def test_only_plain_greedy_requests_are_comparable(sampling: dict[str, Any]) -> 
         (["llama"], [], "not known: use transformers"),
         (["vllm:{"], [], "not JSON"),
         (["vllm:[1]"], [], "must be a JSON object"),
+        (['transformers:{"prompt_lookup_num_tokens": -5}'], [], "is -5: .* at least 1"),
+        (['transformers:{"prompt_lookup_num_tokens": true}'], [], "is True: .* at least 1"),
         (["vllm", "vllm"], [], "asked for twice"),
         (["vllm"], ["vllm"], "NAME=PATH"),
         (["vllm"], ["vllm=/no/such/python"], "is no program"),

@@ -8,7 +8,8 @@ that the engine prints goes to stderr.
   ``{"versions": {...}, "note": "..."}``, or ``{"absent": [modules that are not installed]}``
 - ``{"op": "generate", prompts: [[id, ...], ...], max_tokens, stop_ids}`` (greedy) is answered by
   ``{"outputs": [[id, ...], ...], "seconds": s, "prefill_s": s or null}``
-- ``{"error": "..."}`` answers what went wrong.
+- ``{"error": "..."}`` answers what went wrong, ``{"refused": "..."}`` what the engine script itself
+  says of the order: a whole sentence, to which the log adds nothing.
 
 ``seconds`` is ``time.perf_counter`` around the engine's own call, without garbage collection, as
 draftsmith times itself. The process ends when stdin closes, and on Linux with its parent even while
@@ -61,9 +62,17 @@ def _answers(orders: Any, script: str, modules: list[str]) -> Iterator[dict[str,
             else:
                 yield _generate(engine, order)
         except Exception as error:
-            traceback.print_exc()
             first = (str(error).strip().splitlines() or [""])[0]
+            if isinstance(error, ValueError) and _raised_in(error) == script:
+                yield {"refused": first}
+                continue
+            traceback.print_exc()
             yield {"error": f"{type(error).__name__}: {first}"}
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file whose code raised it."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def _generate(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
