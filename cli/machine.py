@@ -152,17 +152,23 @@ def accelerators() -> list[Check]:
 
 
 def store(address: str) -> Check:
-    """Whether the store can be opened. A file that does not exist yet is not created."""
+    """Whether the store can be opened. A file that does not exist yet is not created, and a
+    database without draftsmith's tables is left as it is.
+    """
     from draftsmith.store.addresses import parse_address
-    from draftsmith.store.errors import StoreError
-    from draftsmith.store.migrations.upgrade import open_database
+    from draftsmith.store.errors import NoTablesError, StoreError
+    from draftsmith.store.migrations.upgrade import open_existing
 
     try:
         parsed = parse_address(address)
         if parsed.file is not None and not parsed.file.exists():
             return _new_file(parsed.file)
-        open_database(address).close()
+        open_existing(address).close()
         return Check(name="store", status="ok", found=parsed.shown)
+    except NoTablesError as error:
+        text = str(error).partition(" Fix: ")[0]
+        fix = "the first run adds its tables; name another with --store to leave it as it is"
+        return Check(name="store", status="optional", found=text, fix=fix)
     except StoreError as error:
         text, _, fix = str(error).partition(" Fix: ")
         return Check(name="store", status="missing", found=text, fix=fix)

@@ -70,11 +70,7 @@ def show(
 
 def find_run(repository: Repository, subject: str) -> RunRecord:
     """The run that ``latest``, a uuid or the beginning of one names."""
-    runs = repository.runs(limit=1 if subject == "latest" else 1000)
-    if subject == "latest" and runs:
-        return runs[0]
-    found = [run for run in runs if run.uuid.startswith(subject)]
-    return found[0] if len(found) == 1 else repository.run(subject)
+    return repository.run(subject)
 
 
 def _show_runs(output: Output, runs: list[RunRecord]) -> None:
@@ -142,13 +138,21 @@ def _run_document(run: RunRecord) -> dict[str, Any]:
     target = run.deployment.description.get("target", {})
     return {
         "uuid": run.uuid,
-        "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at)),
+        "began": _moment(run.created_at),
         "state": run.state,
         "stage": run.stage,
         "target": str(target.get("checkpoint", "-"))[:24],
         "deployment": run.deployment.description,
         "verdict": (run.verdict or {}).get("verdict"),
     }
+
+
+def _moment(seconds: float) -> str | None:
+    """Local time; None for a number that no calendar holds."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _trial_document(trial: TrialRecord) -> dict[str, Any]:

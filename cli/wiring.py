@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import platformdirs
 import torch
+import typer
 
 from draftsmith.cli.errors import CliInputError
 from draftsmith.engine.job import TargetRef, WeightForm
@@ -19,7 +20,7 @@ from draftsmith.engine.native import NativeEngine
 from draftsmith.engine.timing import MonotonicClock
 from draftsmith.store.addresses import parse_address
 from draftsmith.store.database import Database
-from draftsmith.store.migrations.upgrade import open_database
+from draftsmith.store.migrations.upgrade import open_database, open_existing
 from draftsmith.store.repository import Repository
 from draftsmith.tuner.executor import Executor
 from draftsmith.tuner.knobs import DRAFTERS, SpaceFacts
@@ -133,8 +134,17 @@ def open_executor(
 
 @contextmanager
 def open_store(address: str) -> Iterator[tuple[Database, Repository]]:
-    """The store at ``address``, made and migrated as needed; closed at the end of the block."""
+    """The store at ``address``, made and migrated as needed; closed at the end of the block.
+    A note on stderr where its tables were added to a database of others.
+    """
     database = open_database(address)
+    if database.joined:
+        named = ", ".join(database.joined[:3]) + (", ..." if len(database.joined) > 3 else "")
+        typer.echo(
+            f"note: store {database.address.shown} holds tables of others ({named}): draftsmith's "
+            "were added beside them",
+            err=True,
+        )
     try:
         yield database, Repository(database)
     finally:
@@ -143,11 +153,16 @@ def open_store(address: str) -> Iterator[tuple[Database, Repository]]:
 
 @contextmanager
 def existing_store(address: str) -> Iterator[Repository]:
-    """As ``open_store`` for commands that only read: a file that is not there is not made."""
+    """As ``open_store`` for commands that only read: a file that is not there is not made, and a
+    database without draftsmith's tables is left as it is.
+    """
     file = parse_address(address).file
     if file is not None and not file.exists():
         raise CliInputError(
             f"no store at {file}: tune writes one; name another with --store or DRAFTSMITH_STORE"
         )
-    with open_store(address) as (_, repository):
-        yield repository
+    database = open_existing(address)
+    try:
+        yield Repository(database)
+    finally:
+        database.close()
