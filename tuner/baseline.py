@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from draftsmith.engine.job import STOCK, DraftInputs, MeasureJob
+from draftsmith.engine.prompts import request_id
 from draftsmith.engine.types import Request, SpecConfig
 from draftsmith.engine.units import in_pieces, unit_size
 from draftsmith.store.records import NewTrial, StoredReference, TrialOutcome, TrialRecord
@@ -53,11 +54,14 @@ _PLAN, _USED, _CHUNKS = "baseline_plan", "baseline_prompts", "baseline_chunks"
 class Baseline:
     """``tuning`` and ``heldout`` are the requests in use, spread over the categories. ``stock_s``
     are stock's seconds by request, ``references`` its outputs. ``margin_noise`` is the largest of
-    the jobs.
+    the jobs. The budget holds ``num_prompts``; those of them that stock gave no output for are
+    ``unanswered``, by row id.
     """
 
     tuning: tuple[Request, ...]
     heldout: tuple[Request, ...]
+    num_prompts: int
+    unanswered: tuple[str, ...]
     references: Mapping[str, tuple[int, ...]]
     stock_s: Mapping[str, float]
     tokens_per_s: float
@@ -203,6 +207,12 @@ class _Measured:
         return Baseline(
             tuning=tuning_requests,
             heldout=self._in_order(heldout),
+            num_prompts=len(tuning) + len(heldout),
+            unanswered=tuple(
+                prompt.row_id
+                for prompt in (*tuning, *heldout)
+                if request_id(prompt.row_id, 1) not in self.outputs
+            ),
             references=self.outputs,
             stock_s=self._seconds,
             tokens_per_s=self._tokens / sum(self._seconds.values()),
@@ -250,8 +260,8 @@ class _Measured:
             self._stops[output.request_id] = output.stop_reason
         for timing in repository.timings(trial.id):
             self._tokens += timing.num_tokens
-            for request_id in timing.request_ids:
-                self._seconds[request_id] = timing.seconds / len(timing.request_ids)
+            for key in timing.request_ids:
+                self._seconds[key] = timing.seconds / len(timing.request_ids)
         summary = trial.summary or {}
         if summary.get("margin_noise") is not None:
             self._noise.append(summary["margin_noise"])

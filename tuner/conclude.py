@@ -31,6 +31,7 @@ ABSENT = (
     "9 integrate: combining the winners of several directions",
 )
 TOP = 12
+RIVALS = "rivals"  # what was said of other drivers that measured at the same time
 
 
 def make_result(
@@ -239,14 +240,18 @@ def _notes(session: Session, baseline: Baseline, incumbent: Incumbent | None) ->
     if material.num_own_sampling:
         notes.append(f"{material.num_own_sampling} rows' own sampling was not used")
     at_hand = len(material.tuning) + len(material.heldout)
-    used = len({_row_of(request) for request in baseline.tuning + baseline.heldout})
-    if used < at_hand:
-        notes.append(f"the budget holds {used} of {at_hand} prompts: a longer one uses more")
+    if baseline.num_prompts < at_hand:
+        notes.append(
+            f"the budget holds {baseline.num_prompts} of {at_hand} prompts: a longer one uses more"
+        )
+    if baseline.unanswered:
+        lost = len(baseline.unanswered)
+        notes.append(
+            f"stock gave no output for {lost} {'prompt' if lost == 1 else 'prompts'}, left out; "
+            f"the first: {baseline.unanswered[0]!r}"
+        )
+    notes += session.artifact(RIVALS) or []
     return tuple(notes)
-
-
-def _row_of(request: Request) -> str:
-    return request.request_id.split("#t")[0]
 
 
 def _report(result: TuneResult) -> str:

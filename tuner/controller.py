@@ -27,7 +27,7 @@ from draftsmith.tuner.agents.neighbours import NeighbourAgent
 from draftsmith.tuner.agents.rules import starting_points
 from draftsmith.tuner.agents.sampler import SamplerAgent, open_storage
 from draftsmith.tuner.baseline import Baseline, measure_baseline
-from draftsmith.tuner.conclude import bundle_parts, make_result
+from draftsmith.tuner.conclude import RIVALS, bundle_parts, make_result
 from draftsmith.tuner.confirm import Confirmation, confirm
 from draftsmith.tuner.deployment import Deployment
 from draftsmith.tuner.dispatch import LEASE_S, Dispatcher
@@ -111,7 +111,7 @@ def _drive(session: Session, options: RunOptions, incumbent: Incumbent | None) -
     """The page that this package is about."""
     runs_today = incumbent.config if incumbent else None
 
-    session.enter("baseline", "stock decodes the prompts")
+    session.enter("baseline", "; ".join(["stock decodes the prompts", *_note_rivals(session)]))
     baseline = measure_baseline(session, num_incumbents=0 if incumbent is None else 1)
 
     session.enter("explore", f"{len(baseline.tuning)} tuning prompts")
@@ -194,6 +194,23 @@ def _open(
         material=material,
         num_workers=executor.num_workers,
     )
+
+
+def _note_rivals(session: Session) -> list[str]:
+    """Who else works on this deployment now, kept for the verdict too: on one machine the timings
+    of both are disturbed. Nobody is asked about when a finished run only repeats its verdict.
+    """
+    if session.run.verdict is not None:
+        return []
+    notes = [
+        f"run {rival.uuid} of this deployment is being worked on by process {rival.owner.pid} on "
+        f"{rival.owner.host}: its timings and yours disturb each other; wait for it or end it"
+        for rival in session.repository.rivals(session.run.id)
+        if rival.owner is not None
+    ]
+    if notes:
+        session.keep(RIVALS, list(dict.fromkeys([*(session.artifact(RIVALS) or []), *notes])))
+    return notes
 
 
 def _agents(session: Session, facts: SpaceFacts, options: RunOptions) -> list[Agent]:
