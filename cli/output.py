@@ -104,7 +104,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
             overflow="fold",
         )
     for row in rows:
-        made.add_row(*(escape(cell(item)) for item in row))
+        made.add_row(*(markup.escape(printable(cell(item))) for item in row))  # one line each
     return made
 
 

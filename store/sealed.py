@@ -25,6 +25,7 @@ from draftsmith.store.errors import StoreEnvironmentError, StoreInputError
 MANIFEST = "manifest.json"
 SCHEMA = 1
 MAX_JSON_BYTES = 1 << 28
+AGAIN = "export the bundle again"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.(json|jsonl|md|safetensors)", re.ASCII)
 
 
@@ -83,16 +84,17 @@ def unseal(folder: Path) -> Sealed:
     """Read and check a sealed folder; StoreInputError says what is wrong with it."""
     try:
         if not os.path.lexists(folder / MANIFEST):
-            raise StoreInputError(f"{folder} is no bundle: it has no {MANIFEST}")
+            raise StoreInputError(
+                f"{folder} is no bundle: it has no {MANIFEST}; give a folder that tune wrote, or "
+                f"{AGAIN}"
+            )
         present = _regular_files(folder)
         raw = _read(folder / MANIFEST, MAX_JSON_BYTES)
         listed, about = _parse_manifest(folder, raw)
         missing, extra = listed.keys() - present, present - listed.keys() - {MANIFEST}
         if missing or extra:
             what, name = ("missing", min(missing)) if missing else ("not listed", min(extra))
-            raise StoreInputError(
-                f"{folder}: {name} is {what} in the bundle; export the bundle again"
-            )
+            raise StoreInputError(f"{folder}: {name} is {what} in the bundle; {AGAIN}")
         files = {name: _checked(folder / name, *listed[name]) for name in sorted(listed)}
     except OSError as error:
         raise StoreInputError(
@@ -112,7 +114,7 @@ def parse_json(name: str, content: bytes) -> Any:
     try:
         return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise StoreInputError(f"{name} is not valid JSON: {error}") from error
+        raise StoreInputError(f"{name} is not valid JSON: {error}; {AGAIN}") from error
 
 
 def _manifest(files: Mapping[str, bytes], about: Mapping[str, Any]) -> bytes:
@@ -129,7 +131,7 @@ def _parse_manifest(folder: Path, raw: bytes) -> tuple[dict[str, tuple[int, str]
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if type(schema) is not int or schema < 1:
         raise StoreInputError(
-            f"{folder}/{MANIFEST} is no manifest of a bundle: schema {schema!r:.40}"
+            f"{folder}/{MANIFEST} is no manifest of a bundle: schema {schema!r:.40}; {AGAIN}"
         )
     if schema > SCHEMA:
         raise StoreInputError(
@@ -139,17 +141,19 @@ def _parse_manifest(folder: Path, raw: bytes) -> tuple[dict[str, tuple[int, str]
     body = {key: value for key, value in manifest.items() if key != "self"}
     seal_of_body = hashlib.sha256(_rendered(body)).hexdigest()
     if manifest.get("self") != seal_of_body or _rendered(manifest) != raw:
-        raise StoreInputError(f"{folder}: {MANIFEST} was changed after it was written")
+        raise StoreInputError(f"{folder}: {MANIFEST} was changed after it was written; {AGAIN}")
     files, about = manifest.get("files"), manifest.get("about")
     if not isinstance(files, dict) or not isinstance(about, dict):
-        raise StoreInputError(f"{folder}: {MANIFEST} lists no files")
+        raise StoreInputError(f"{folder}: {MANIFEST} lists no files; {AGAIN}")
     listed = {}
     for name, entry in files.items():
         if _NAME.fullmatch(name) is None or name == MANIFEST:
-            raise StoreInputError(f"{folder}: {MANIFEST} names the file {name!r:.80}: not allowed")
+            raise StoreInputError(
+                f"{folder}: {MANIFEST} names the file {name!r:.80}: not allowed; {AGAIN}"
+            )
         size = entry.get("bytes") if isinstance(entry, dict) else None
         if type(size) is not int or size < 0:
-            raise StoreInputError(f"{folder}: {MANIFEST} gives {name} no size")
+            raise StoreInputError(f"{folder}: {MANIFEST} gives {name} no size; {AGAIN}")
         listed[name] = (size, str(entry.get("sha256")))
     return listed, about
 
@@ -164,9 +168,7 @@ def _rendered(value: Any) -> bytes:
 def _checked(path: Path, size: int, digest: str) -> bytes:
     content = _read(path, size)
     if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-        raise StoreInputError(
-            f"{path} is not what was written (size or sha256 differs); export the bundle again"
-        )
+        raise StoreInputError(f"{path} is not what was written (size or sha256 differs); {AGAIN}")
     return content
 
 
@@ -183,7 +185,7 @@ def _regular_files(folder: Path) -> set[str]:
             if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
                 raise StoreInputError(
                     f"{folder}: {entry.name!r:.80} is a link, a folder or a device; a bundle holds "
-                    "plain files only"
+                    f"plain files only; {AGAIN}"
                 )
             names.add(entry.name)
     return names

@@ -62,7 +62,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tiny: Path, tmp_
     path = tmp_path / "o.jsonl"
     path.write_text(json.dumps(row))
     result = invoke("verify", path, "--target", tiny, "--dtype", "float32")
-    assert "\\x1b[31mred\\u202e" in result.stdout, result.stderr
+    assert "\\x1b[31mred\\u202e\\n" in result.stdout, result.stderr
     assert "\x1b" not in result.stdout and "\u202e" not in result.stdout
     broken = invoke("verify", f"{tmp_path}/\x1b[31mred", "--target", tiny)
     assert "\\x1b[31mred does not exist" in broken.stderr and "\x1b" not in broken.stderr

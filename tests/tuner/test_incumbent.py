@@ -37,6 +37,26 @@ def test_a_bundle_of_ours(tmp_path: Path) -> None:
         read_incumbent(folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": ' + "9" * 5000 + "}", "of 5000 digits"),
+        ('{"method": "ngram", "num_speculative_tokens": ' + "9" * 300 + "}", "of about 301 digits"),
+        ('{"drafter": "ngram", "block_size": 2, "block_size": 3}', "'block_size' stands there twi"),
+        ('{"drafter": "ngram", "exit_layer": 3}', "does not read it, only early_exit"),
+    ],
+    ids=["unreadable", "large", "twice", "unread"],
+)
+def test_values_that_cannot_be_meant(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(TunerInputError) as caught:
+        read(tmp_path, content)
+    assert message in str(caught.value) and "set_int_max_str_digits" not in str(caught.value)
+
+
+def test_speculation_may_be_off_today(tmp_path: Path) -> None:
+    assert read(tmp_path, {"drafter": "off"}).config.drafter == "none"
+
+
 def test_vllm_ngram_with_its_real_defaults(tmp_path: Path) -> None:
     """Both lengths unset mean 5 and 5; one unset copies the other."""
     made = read(tmp_path, {"method": "ngram", "num_speculative_tokens": 5})

@@ -83,7 +83,7 @@ def _check_kind(kind: str) -> None:
 def _parse_settings(text: str, settings: str) -> dict[str, Any]:
     try:
         value = json.loads(settings)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WorkerInputError(
             f"the settings of --peer {text!r} are not JSON ({error}): write for example "
             "'transformers:{\"prompt_lookup_num_tokens\": 10}'"
