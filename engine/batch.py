@@ -40,7 +40,12 @@ class Running:
         return self.tokens[self.prompt_len :]
 
     def context(self) -> RowContext:
-        return RowContext(self.request.sampling, self.prompt_len, self.tokens)
+        return RowContext(
+            self.request.sampling,
+            self.prompt_len,
+            self.tokens,
+            request_id=self.request.request_id,
+        )
 
     def view(self, budget: int) -> SlotView:
         return SlotView(self.slot, self.tokens, self.prompt_len, self.request.sampling, budget)

@@ -16,7 +16,7 @@ from draftsmith.engine.stopping import StopRule, TextDecoder
 from draftsmith.engine.timing import Clock
 from draftsmith.engine.trees.tree import EMPTY, DraftTree
 from draftsmith.engine.types import Commit, Completion, Request, Verifier
-from draftsmith.engine.verify import Verdict, best_tokens, verify, walk
+from draftsmith.engine.verify import Verdict, best_tokens, settled_verdict, verify, walk
 
 PREFILL_CHUNK = 512  # rows a forward; bounds the activation memory of long prompts
 
@@ -59,7 +59,9 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """Completions in the order of ``requests``."""
+        """Completions in the order of ``requests``. Raises EngineInputError where the target's
+        logits leave nothing to choose (NaN).
+        """
         waiting = WaitingLine(requests)
         running: list[Running] = []
         done: dict[int, Completion] = {}
@@ -161,8 +163,10 @@ class DecodeLoop:
             choices = best_tokens(logits)  # the step's one synchronisation
             starts = _starts(widths)
             return [
-                walk(choices[start : start + width], tree)
-                for start, width, tree in zip(starts, widths, trees, strict=True)
+                settled_verdict(
+                    walk(choices[start : start + width], tree), logits[start:], tree, context
+                )
+                for start, width, tree, context in zip(starts, widths, trees, contexts, strict=True)
             ]
         parts = torch.split(logits, list(widths))
         return [

@@ -21,7 +21,7 @@ from draftsmith.engine.forcing import (
     pair_outputs,
 )
 from draftsmith.engine.model.model import Model
-from draftsmith.engine.sampling import RowContext, probabilities
+from draftsmith.engine.sampling import RowContext, no_choice, probabilities
 from draftsmith.engine.stopping import TextDecoder
 from draftsmith.engine.types import Request
 
@@ -38,7 +38,8 @@ def distribution_gate(
 ) -> tuple[ForcedVerdict, ...]:
     """One verdict an output: ``distribution`` when the gate passes, else ``divergent``. The
     deviation is judged over all outputs together; when it is too large every output that passed the
-    support test is divergent.
+    support test is divergent. Raises EngineInputError for an output of no request, and where the
+    model's logits leave nothing to choose (NaN).
     """
     total = variance = 0.0
     verdicts = []
@@ -93,7 +94,12 @@ def _measure(
     for begin in range(0, len(emitted), HEAD_ROWS):
         logits = model.head(rows[begin : begin + HEAD_ROWS])
         contexts = [
-            RowContext(request.sampling, prompt_len, tokens[: prompt_len + i])
+            RowContext(
+                request.sampling,
+                prompt_len,
+                tokens[: prompt_len + i],
+                request_id=request.request_id,
+            )
             for i in range(begin, begin + logits.shape[0])
         ]
         p = probabilities(logits, contexts, eos_ids=model.info.eos_token_ids)
@@ -101,7 +107,10 @@ def _measure(
         entropy = -(p * log_p).sum(-1)
         second = (p * log_p.square()).sum(-1) - entropy.square()
         for i, token in enumerate(emitted[begin : begin + HEAD_ROWS]):
-            if float(p[i, token]) == 0.0:
+            probability = float(p[i, token])
+            if math.isnan(probability):
+                raise no_choice(logits[i], contexts[i])
+            if probability == 0.0:
                 return begin + i, total, variance
             total += float(log_p[i, token] + entropy[i])
             variance += max(0.0, float(second[i]))

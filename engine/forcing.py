@@ -21,7 +21,14 @@ from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.job import Judgement
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.near_cut import margin_at_cut
-from draftsmith.engine.sampling import RowContext, noise_of, scores, tempered
+from draftsmith.engine.sampling import (
+    RowContext,
+    no_choice,
+    noise_of,
+    scores,
+    settled,
+    tempered,
+)
 from draftsmith.engine.stock import step_row
 from draftsmith.engine.stopping import StopRule, TextDecoder
 from draftsmith.engine.types import Completion, Request, StopReason
@@ -94,7 +101,7 @@ def forced_scores(
     model: Model, request: Request, output: Sequence[int], cache: KVCache, slot: int
 ) -> list[tuple[int, float]]:
     """(stock's choice, its margin over the runner-up) at every output position, from the forced
-    pass.
+    pass; NOTHING for the choice where there is none.
     """
     tokens = [*request.prompt_ids, *output]
     hidden = prefill(model, cache, slot, tokens[:-1], every_row=True)
@@ -109,7 +116,7 @@ def forced_scores(
             for i in range(begin, begin + logits.shape[0])
         ]
         values = scores(logits, contexts, eos_ids=model.info.eos_token_ids)
-        choices = values.argmax(-1).tolist()
+        choices = settled(values, values.argmax(-1, keepdim=True))[:, 0].tolist()
         top = values.topk(2, dim=-1).values
         found.extend(zip(choices, (top[:, 0] - top[:, 1]).tolist(), strict=True))
     return found
@@ -125,7 +132,8 @@ def force_outputs(
     tokenizer: TextDecoder | None = None,
 ) -> tuple[ForcedVerdict, ...]:
     """Judge each output against stock. ``margin_noise`` is ``NoiseEstimate.noise`` in logits.
-    Raises EngineInputError for an output of no request.
+    Raises EngineInputError for an output of no request, and where the model's logits leave nothing
+    to choose (NaN).
     """
     return tuple(
         _force_one(model, request, output, margin_noise, tokenizer)
@@ -226,7 +234,10 @@ def _stock_row(
     if missing:
         prefill(model, cache, slot, missing)
     logits = step_row(model, cache, slot, tokens[-1])
-    return logits, RowContext(request.sampling, len(request.prompt_ids), tokens)
+    context = RowContext(
+        request.sampling, len(request.prompt_ids), tokens, request_id=request.request_id
+    )
+    return logits, context
 
 
 def _judge_token(
@@ -237,10 +248,14 @@ def _judge_token(
     emitted: int,
     margin_noise: float,
 ) -> _Mismatch | None:
-    """None when the one-token stock step chooses ``emitted`` too."""
+    """None when the one-token stock step chooses ``emitted`` too. EngineInputError when it has
+    nothing to choose.
+    """
     eos = model.info.eos_token_ids
     values = scores(logits, [context], eos_ids=eos)[0]
     expected = int(values.argmax())
+    if not values[expected] > -torch.inf:
+        raise no_choice(logits[0], context)
     if expected == emitted:
         return None
     sampling = context.sampling

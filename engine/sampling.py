@@ -10,6 +10,7 @@ does not depend on the rows beside it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.types import Sampling
 from draftsmith.kernels.noise import DRAFT, gumbel, uniform
 
+NOTHING = -1  # in place of a chosen column: the best score of the row is NaN or minus infinity
 NUCLEUS_START = 256  # columns sorted first for top-p; eight times as many while they do not suffice
 
 
@@ -33,6 +35,7 @@ class RowContext:
     prompt_len: int
     tokens: Sequence[int]
     path: tuple[int, ...] = ()
+    request_id: str = ""
 
     @property
     def position(self) -> int:
@@ -81,6 +84,32 @@ def is_plain_greedy(context: RowContext) -> bool:
         and s.presence_penalty == 0.0
         and s.frequency_penalty == 0.0
         and context.position >= s.min_tokens
+    )
+
+
+def settled(values: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """``best`` ``[..., 1]``, the column of each row's arg-max, or NOTHING where the number there
+    leaves nothing to choose. Every arg-max takes NaN for the largest number, so NaN is found by
+    this one number a row, and without waiting for the device.
+    """
+    return torch.where(values.gather(-1, best) > -torch.inf, best, NOTHING)
+
+
+def no_choice(row: torch.Tensor, context: RowContext) -> EngineInputError:
+    """The error for a row of the target's raw logits ``[V]`` that leaves nothing to choose."""
+    of = f" of request {context.request_id}" if context.request_id else ""
+    where = f"output position {context.position}{of}"
+    highest = float(row.max())  # NaN if there is any
+    if math.isfinite(highest):
+        return EngineInputError(
+            f"no token is left to choose at {where}: temperature"
+            f" {context.sampling.temperature}, penalties or min_tokens leave no score that is a"
+            " number; use values nearer to their defaults"
+        )
+    what = "NaN" if math.isnan(highest) else "infinite numbers"
+    return EngineInputError(
+        f"logits of the target at {where} hold {what}; the checkpoint or its dtype overflows: use"
+        " bfloat16 or float32, or check the checkpoint"
     )
 
 
@@ -145,12 +174,13 @@ def cut(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 def kept_columns(row: torch.Tensor, sampling: Sampling) -> torch.Tensor | None:
     """The columns that the cuts leave, ascending; None when nothing is cut. Rows are never sorted
-    as a whole: a few hundred columns hold nearly all that top-k and top-p keep.
+    as a whole: a few hundred columns hold nearly all that top-k and top-p keep. Of a row with NaN
+    either NaN is kept or nothing.
     """
     kept: torch.Tensor | None = None
     if sampling.min_p > 0.0:
         floor = row.max() + torch.log(torch.tensor(sampling.min_p, device=row.device))
-        kept = (row >= floor).nonzero().squeeze(-1)
+        kept = (row < floor).logical_not().nonzero().squeeze(-1)  # with NaN, as the next two
     if 0 < sampling.top_k < row.numel():
         kept = _narrowed(row, kept, lambda values: _highest(values, sampling.top_k))
     if sampling.top_p < 1.0:
@@ -173,7 +203,7 @@ def _descending(values: torch.Tensor, count: int) -> torch.Tensor:
     first, the lower column first among equals.
     """
     last = torch.topk(values, count).values[-1]
-    columns = (values >= last).nonzero().squeeze(-1)
+    columns = (values < last).logical_not().nonzero().squeeze(-1)
     return columns[torch.sort(values[columns], descending=True, stable=True).indices]
 
 
@@ -262,10 +292,17 @@ def scores(
 def choose(
     logits: torch.Tensor, contexts: Sequence[RowContext], *, eos_ids: Sequence[int] = ()
 ) -> list[int]:
-    """The chosen token of each row of ``[N, V]`` raw logits."""
+    """The chosen token of each row of ``[N, V]`` raw logits. EngineInputError for a row that leaves
+    nothing to choose.
+    """
     if len(contexts) == 1:  # the usual case, without a copy of the row
-        return [int(scores_row(logits[0], contexts[0], eos_ids).argmax())]
-    choices: list[int] = scores(logits, contexts, eos_ids=eos_ids).argmax(-1).tolist()
+        values = scores_row(logits[0], contexts[0], eos_ids)
+    else:
+        values = scores(logits, contexts, eos_ids=eos_ids)
+    choices: list[int] = settled(values, values.argmax(-1, keepdim=True)).flatten().tolist()
+    if NOTHING in choices:
+        row = choices.index(NOTHING)
+        raise no_choice(logits[row], contexts[row])
     return choices
 
 
@@ -277,15 +314,15 @@ def probabilities(
     token_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Warped distributions ``[N, V or Vd]`` in float64 (one-hot at T = 0), the law that a row is
-    drawn from.
+    drawn from. A row that leaves nothing to choose has NaN in its place.
     """
     rows = []
     for row, context in zip(logits, contexts, strict=True):
         z = tempered(row, context, eos_ids, token_ids)
         if context.sampling.temperature == 0.0:
-            one_hot = torch.zeros_like(z, dtype=torch.float64)
-            one_hot[z.argmax()] = 1.0
-            rows.append(one_hot)
+            best = settled(z, z.argmax(-1, keepdim=True))
+            one_hot = torch.zeros_like(z, dtype=torch.float64).scatter_(0, best.clamp(min=0), 1.0)
+            rows.append(torch.where(best == NOTHING, torch.nan, one_hot))
         else:
             rows.append(torch.softmax(cut(z, context.sampling).double(), dim=-1))
     return torch.stack(rows)
@@ -293,10 +330,13 @@ def probabilities(
 
 def draw(weights: torch.Tensor, u: float) -> int:
     """Index drawn from non-negative ``weights`` ``[V]`` (not normalised) by inverse distribution
-    function at u.
+    function at u; NOTHING where they are NaN or all 0.
     """
     cumulative = weights.double().cumsum(-1)
-    index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
+    total = float(cumulative[-1])
+    if not total > 0.0:
+        return NOTHING
+    index = int(torch.searchsorted(cumulative, u * total, right=True))
     if index < weights.numel() and weights[index] > 0:
         return index
     return int(weights.nonzero()[-1])
@@ -306,7 +346,15 @@ def sample_draft(probs_row: torch.Tensor, context: RowContext) -> int:
     """Draw a draft token for rejection or block verification, on the draft noise stream.
 
     Keyed by (position of the step's root, depth): a position that is drafted again in a later step
-    gets fresh noise, without which block verification would be biased.
+    gets fresh noise, without which block verification would be biased. EngineInputError when the
+    drafter's logits left NaN.
     """
     u = uniform(context.sampling.seed, context.root_position, index=len(context.path), stream=DRAFT)
-    return draw(probs_row, u)
+    token = draw(probs_row, u)
+    if token == NOTHING:
+        raise EngineInputError(
+            f"logits of the drafter at output position {context.position} hold NaN or infinite"
+            " numbers; its checkpoint or dtype overflows: check the draft model, or use another"
+            " drafter"
+        )
+    return token

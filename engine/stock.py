@@ -28,7 +28,9 @@ class StockOutput:
 
 @torch.inference_mode()
 def decode_stock(model: Model, request: Request, decoder: TextDecoder | None = None) -> StockOutput:
-    """The reference output of one request."""
+    """The reference output of one request. Raises EngineInputError where the model's logits leave
+    nothing to choose (NaN).
+    """
     rule = StopRule(request.sampling, model.info.eos_token_ids, decoder)
     tokens = list(request.prompt_ids)
     cache = model.new_cache(num_slots=1, capacity=len(tokens) + request.sampling.max_tokens + 1)
@@ -37,7 +39,9 @@ def decode_stock(model: Model, request: Request, decoder: TextDecoder | None = N
         step_row(model, cache, slot, token)
     while True:
         logits = step_row(model, cache, slot, tokens[-1])
-        context = RowContext(request.sampling, len(request.prompt_ids), tokens)
+        context = RowContext(
+            request.sampling, len(request.prompt_ids), tokens, request_id=request.request_id
+        )
         tokens.extend(choose(logits, [context], eos_ids=model.info.eos_token_ids))
         reason = rule.check(tokens[len(request.prompt_ids) :])
         if reason is not None:

@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftsmith.engine.errors import EngineInputError
-from draftsmith.engine.sampling import RowContext, choose, draw, is_plain_greedy, probabilities
+from draftsmith.engine.sampling import (
+    NOTHING,
+    RowContext,
+    choose,
+    draw,
+    is_plain_greedy,
+    no_choice,
+    probabilities,
+    settled,
+)
 from draftsmith.engine.trees.tree import DraftTree
 from draftsmith.engine.types import Verifier
 from draftsmith.kernels.noise import ACCEPT, RESIDUAL, uniform
@@ -46,11 +55,12 @@ def verify(
     verifier: Verifier = "coupled",
 ) -> Verdict:
     """Judge one tree. ``logits`` ``[1 + n, V]``: row 0 follows the root, row ``i + 1`` follows node
-    ``i``.
+    ``i``. Raises EngineInputError where a row to be chosen from leaves nothing to choose (rows of
+    rejected nodes may hold what they like), and for a tree that the verifier cannot judge.
     """
     if verifier == "coupled" or context.sampling.temperature == 0.0 or len(tree) == 0:
         if is_plain_greedy(context):
-            return walk(best_tokens(logits), tree)
+            return settled_verdict(walk(best_tokens(logits), tree), logits, tree, context)
         return _walk_lazily(logits, tree, context, eos_ids)
     if not tree.is_chain:
         raise EngineInputError(
@@ -62,19 +72,36 @@ def verify(
         for depth in range(len(tree) + 1)
     ]
     p = probabilities(logits, contexts, eos_ids=eos_ids)
+    undefined = p[:, 0].isnan().tolist()
+    size = undefined.index(True) if True in undefined else len(tree)  # drafts before such a row
     q = proposal_probabilities(tree, p.shape[-1], p.device)
     seed, root = context.sampling.seed, context.root_position
-    uniforms = [uniform(seed, root, index=i, stream=ACCEPT) for i in range(len(tree))]
+    uniforms = [uniform(seed, root, index=i, stream=ACCEPT) for i in range(size)]
     rule = reject_tokens if verifier == "rejection" else verify_block
-    kept, weights = rule(p, q, tree.tokens, uniforms)
+    kept, weights = rule(p[: size + 1], q[:size], tree.tokens[:size], uniforms)
     bonus = draw(weights, uniform(seed, root, stream=RESIDUAL))
-    return Verdict(tuple(range(kept)), bonus)
+    return settled_verdict(Verdict(tuple(range(kept)), bonus), logits, tree, context)
 
 
 def best_tokens(logits: torch.Tensor) -> list[int]:
-    """The greedy token after each row of ``logits`` ``[N, V]``: the lowest id among the largest."""
-    best: list[int] = top_k(logits, 1)[:, 0].tolist()
+    """The greedy token after each row of ``logits`` ``[N, V]``: the lowest id among the largest;
+    NOTHING for a row that leaves none to choose.
+    """
+    best: list[int] = settled(logits, top_k(logits, 1))[:, 0].tolist()
     return best
+
+
+def settled_verdict(
+    verdict: Verdict, logits: torch.Tensor, tree: DraftTree, context: RowContext
+) -> Verdict:
+    """``verdict`` itself; EngineInputError when the row of ``logits`` ``[1 + n, V]`` that its bonus
+    was to come from left nothing to choose.
+    """
+    if verdict.bonus != NOTHING:
+        return verdict
+    accepted = verdict.tokens(tree)[:-1]
+    row = verdict.path[-1] + 1 if verdict.path else 0
+    raise no_choice(logits[row], replace(context, path=(*context.path, *accepted)))
 
 
 def walk(choices: Sequence[int], tree: DraftTree) -> Verdict:
