@@ -26,3 +26,13 @@ class EngineEnvironmentError(EngineError):
 
 class CapacityError(EngineEnvironmentError):
     """No cache slot or row is left for what was asked."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What another library's error says, in one line: its first paragraph, at most three lines."""
+    lines: list[str] = []
+    for line in str(error).strip().splitlines()[:3]:
+        if not line.strip():
+            break
+        lines.append(" ".join(line.split()))
+    return " ".join(lines).rstrip(".") or type(error).__name__

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from draftsmith.engine.errors import EngineInputError, UnsupportedError
+from draftsmith.engine.errors import EngineInputError, UnsupportedError, reason_of
+from draftsmith.engine.model.config_file import parse_json
 
 _WEIGHT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _SAMPLE_BYTES = 64
@@ -150,7 +151,7 @@ def fingerprint(config: Mapping[str, Any], checkpoint: Checkpoint) -> str:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        names = sorted(set(parse_json(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineInputError(f"{index} is not a shard index ({error}); copy it again") from error
     files = [index.parent / str(name) for name in names]
@@ -172,7 +173,7 @@ def _read_header(file: Path) -> dict[str, _Entry]:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > size - 8:
                 raise ValueError(f"header of {length} bytes in a file of {size}")
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
         entries = {
             name: _Entry(
                 file,
@@ -202,7 +203,7 @@ def _load_bin(file: Path) -> dict[str, torch.Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise EngineInputError(
-            f"{file} cannot be read as plain tensors ({str(error).splitlines()[0]}); save the"
+            f"{file} cannot be read as plain tensors ({reason_of(error)}); save the"
             " model as safetensors"
         ) from error
     if not isinstance(state, dict) or not all(torch.is_tensor(item) for item in state.values()):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from transformers import PretrainedConfig
 
-from draftsmith.engine.errors import EngineInputError, UnsupportedError
+from draftsmith.engine.errors import EngineInputError, UnsupportedError, reason_of
 from draftsmith.engine.model.rope_config import RopeConfig, read_ropes
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
@@ -99,9 +99,20 @@ def decoder_families() -> tuple[str, ...]:
 def parse_config(hf: PretrainedConfig) -> DecoderConfig:
     """Read a transformers configuration of one of ``decoder_families()``.
 
-    Raises UnsupportedError for another model type or a feature of these that the decoder lacks.
-    Semantics follow transformers 5's ``modeling_<family>.py``.
+    Raises UnsupportedError for another model type or a feature of these that the decoder lacks,
+    EngineInputError for values that no model has. Semantics follow transformers 5's
+    ``modeling_<family>.py``.
     """
+    try:
+        return _parse(hf)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise EngineInputError(
+            f"the configuration of this {hf.model_type} has a value that no model has"
+            f" ({reason_of(error)}); mend config.json or download it again"
+        ) from error
+
+
+def _parse(hf: PretrainedConfig) -> DecoderConfig:
     family = str(hf.model_type)
     extras = _FAMILIES.get(family)
     if extras is None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from draftsmith.engine.errors import EngineInputError
+from draftsmith.engine.errors import EngineInputError, reason_of
 from draftsmith.engine.model.config import decoder_families, stated_positions
+from draftsmith.engine.model.config_file import read_config
 from draftsmith.engine.model.gguf_file import quiet_transformers
 from draftsmith.engine.model.locating import locate
 
@@ -38,15 +39,16 @@ def read_facts(name: str) -> ModelFacts:
             if path.is_file():
                 config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             else:
-                config = AutoConfig.from_pretrained(path, local_files_only=True)
+                config = read_config(path)
         text = config.get_text_config()
         num_layers, vocab_size = int(text.num_hidden_layers), int(text.vocab_size)
         positions = stated_positions(text)
+    except EngineInputError:
+        raise
     except Exception as error:  # transformers raises bare ones for values it does not expect
-        reason = " ".join(str(error).split())[:200]
         raise EngineInputError(
-            f"{path} has no configuration that can be read ({reason}); give the folder that holds"
-            " config.json, the tokenizer and the weights"
+            f"{path} has no configuration that can be read ({reason_of(error)}); give the folder"
+            " that holds config.json, the tokenizer and the weights"
         ) from error
     if min(num_layers, vocab_size) < 1:
         raise EngineInputError(

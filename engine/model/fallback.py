@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from draftsmith.engine.cache import KVCache
-from draftsmith.engine.errors import EngineInputError, UnsupportedError
+from draftsmith.engine.errors import EngineInputError, UnsupportedError, reason_of
 from draftsmith.engine.model.config import max_positions
 from draftsmith.engine.model.gguf_file import quiet_transformers
 from draftsmith.engine.model.heads import gather_head_rows
@@ -186,28 +186,30 @@ class FallbackModel:
 
 def load_fallback(
     folder: Path,
+    config: PretrainedConfig,
     *,
     dtype: torch.dtype,
     device: torch.device,
     fingerprint: str,
     eos_token_ids: tuple[int, ...],
 ) -> FallbackModel:
-    """Load a checkpoint folder through transformers. Raises EngineInputError for one that lacks a
-    tensor (transformers would invent it), UnsupportedError for a model that the fallback refuses.
+    """Load a checkpoint folder, whose configuration is ``config``, through transformers. Raises
+    EngineInputError for one that lacks a tensor (transformers would invent it), UnsupportedError
+    for a model that the fallback refuses.
     """
     register()
     try:
         with quiet_transformers():
             module, found = AutoModelForCausalLM.from_pretrained(
                 folder,
+                config=config,
                 dtype=dtype,
                 attn_implementation=IMPLEMENTATION,
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UnsupportedError(f"transformers cannot load {folder}: {reason}") from error
+    except Exception as error:  # transformers raises bare ones for values it does not expect
+        raise UnsupportedError(f"transformers cannot load {folder}: {reason_of(error)}") from error
     missing = sorted(found["missing_keys"])
     if missing:
         raise EngineInputError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -14,6 +16,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils import logging as transformers_logging
 
 from draftsmith.engine.errors import EngineInputError, UnsupportedError
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,8 @@ def read_gguf(path: Path, dtype: torch.dtype) -> GgufContents:
 
 
 def inspect_gguf(path: Path) -> int:
-    """Number of weights in ``path``. Raises EngineInputError for a file that is not GGUF or is cut
-    off, UnsupportedError for scaled rotary positions.
+    """Number of weights in ``path``. Raises EngineInputError for a file that is not GGUF, is cut
+    off or holds more layers than it names, UnsupportedError for scaled rotary positions.
     """
     from gguf import GGUFReader
 
@@ -73,7 +77,20 @@ def inspect_gguf(path: Path) -> int:
             f"{path} has scaled rotary positions, which transformers does not read from GGUF;"
             " use the model's safetensors checkpoint"
         )
+    _check_layers(path, reader)
     return sum(int(tensor.n_elements) for tensor in reader.tensors)
+
+
+def _check_layers(path: Path, reader: Any) -> None:
+    """transformers leaves out the tensors of layers past the file's own count."""
+    counts = [field for name, field in reader.fields.items() if name.endswith(".block_count")]
+    named = [int(match[1]) for tensor in reader.tensors if (match := _BLOCK.match(tensor.name))]
+    if counts and max(named, default=-1) >= int(counts[0].contents()):
+        raise EngineInputError(
+            f"{path} holds layers up to blk.{max(named)}, its block_count is"
+            f" {counts[0].contents()}; its metadata and weights do not belong together: copy or"
+            " convert it again"
+        )
 
 
 @contextmanager

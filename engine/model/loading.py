@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
+from transformers import AutoTokenizer, GenerationConfig, PretrainedConfig
 
-from draftsmith.engine.errors import CapacityError, EngineInputError, UnsupportedError
+from draftsmith.engine.decode import prefill
+from draftsmith.engine.errors import CapacityError, EngineInputError, UnsupportedError, reason_of
 from draftsmith.engine.job import TargetRef, WeightForm
 from draftsmith.engine.model.checkpoint import (
     Checkpoint,
@@ -20,14 +20,16 @@ from draftsmith.engine.model.checkpoint import (
     open_checkpoint,
 )
 from draftsmith.engine.model.config import decoder_families, eos_ids, parse_config
+from draftsmith.engine.model.config_file import has_mark, read_config, read_raw_config
 from draftsmith.engine.model.decoder import Decoder
 from draftsmith.engine.model.gguf_file import inspect_gguf, quiet_transformers, read_gguf
 from draftsmith.engine.model.locating import locate, resolve_device
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.model.packing import Packer, Packing, choose_packing
-from draftsmith.engine.model.refusals import refuse_unsupported
+from draftsmith.engine.model.refusals import refuse_unsupported, refuse_unused_layers
 from draftsmith.engine.model.weights import assemble
 
+_PROBED_TOKENS = 8
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -53,8 +55,9 @@ class _Placement:
 def load_target(ref: TargetRef) -> LoadedTarget:
     """Load ``ref.path``: a checkpoint folder, a GGUF file, ``smollm2`` or a Hugging Face id.
 
-    Raises EngineInputError (bad path or file), UnsupportedError (a model that is refused by name),
-    EngineEnvironmentError (no such device, not enough memory, no network).
+    Raises EngineInputError (bad path or file, numbers that overflow), UnsupportedError (a model
+    that is refused by name), EngineEnvironmentError (no such device, not enough memory, no
+    network).
     """
     if ref.dtype not in _DTYPES:
         raise EngineInputError(f"dtype {ref.dtype!r} is not one of {', '.join(_DTYPES)}")
@@ -63,6 +66,7 @@ def load_target(ref: TargetRef) -> LoadedTarget:
     pack = choose_packing(ref.weights, dtype, device)
     placement = _Placement(dtype, device, pack, ref.weights)
     model = _load_gguf(path, placement) if path.is_file() else _load_folder(path, placement)
+    _check_logits(model)
     return LoadedTarget(model=model, tokenizer=load_tokenizer(path), source_path=path)
 
 
@@ -72,25 +76,20 @@ def load_tokenizer(path: Path) -> Any:
         with quiet_transformers():
             if path.is_file():
                 return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-            return AutoTokenizer.from_pretrained(path, local_files_only=True)
+            config = read_config(path) if has_mark(path) else None
+            return AutoTokenizer.from_pretrained(path, local_files_only=True, config=config)
     except Exception as error:  # the tokenizers library raises bare ones for a bad file
         raise EngineInputError(
-            f"{path} has no usable tokenizer ({_first_line(error)}); put the model's"
+            f"{path} has no usable tokenizer ({reason_of(error)}); put the model's"
             " tokenizer.json and"
             " tokenizer_config.json beside its weights"
         ) from error
 
 
 def _load_folder(folder: Path, placement: _Placement) -> Model:
-    raw = _read_config(folder)
+    raw = read_raw_config(folder)
     refuse_unsupported(raw)
-    try:
-        with quiet_transformers():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises bare ones for values it does not expect
-        raise UnsupportedError(
-            f"transformers cannot read {folder / 'config.json'}: {_first_line(error)}"
-        ) from error
+    config = read_config(folder)
     name, eos = folder.resolve().name, _eos_of(folder, config)
     with open_checkpoint(folder) as checkpoint:
         _check_memory(name, sum(checkpoint.numels.values()), placement)
@@ -107,6 +106,7 @@ def _load_folder(folder: Path, placement: _Placement) -> Model:
 
     return load_fallback(
         folder,
+        config,
         dtype=placement.dtype,
         device=placement.device,
         fingerprint=digest,
@@ -138,6 +138,7 @@ def _decoder(
     placement: _Placement,
 ) -> Decoder:
     parsed = replace(parse_config(config), eos_token_ids=eos)
+    refuse_unused_layers(checkpoint.numels, parsed.num_layers)
     weights = assemble(
         parsed,
         checkpoint.read,
@@ -150,22 +151,6 @@ def _decoder(
     return Decoder(parsed, weights, name=name, fingerprint=digest)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise EngineInputError(
-            f"{folder} has no config.json; name the folder that holds config.json, the"
-            " tokenizer and the weights"
-        )
-    try:
-        raw = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise EngineInputError(f"{file} is not JSON ({error}); copy it again") from error
-    if not isinstance(raw, dict):
-        raise EngineInputError(f"{file} holds a {type(raw).__name__}, expected an object")
-    return raw
-
-
 def _eos_of(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     """EOS ids as ``generate`` takes them: the generation config's if it names any, else the
     model's.
@@ -173,14 +158,33 @@ def _eos_of(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     if (folder / "generation_config.json").is_file():
         try:
             found = eos_ids(GenerationConfig.from_pretrained(folder).eos_token_id)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise EngineInputError(
-                f"{folder / 'generation_config.json'} cannot be read ({_first_line(error)});"
+                f"{folder / 'generation_config.json'} cannot be read ({reason_of(error)});"
                 " fix or remove it"
             ) from error
         if found:
             return found
     return eos_ids(config.eos_token_id)
+
+
+@torch.inference_mode()
+def _check_logits(model: Model) -> None:
+    """EngineInputError when no row of a short probe prefers any token: NaN, or all logits equal,
+    which is what a norm leaves of numbers whose squares overflow. One such row proves nothing: the
+    embedding of an unused token may be all zeros.
+    """
+    size = model.info.vocab_size
+    count = min(_PROBED_TOKENS, size, model.info.max_positions)
+    token_ids = [index * (size - 1) // max(1, count - 1) for index in range(count)]
+    cache = model.new_cache(num_slots=1, capacity=count)
+    logits = model.head(prefill(model, cache, cache.allocate(), token_ids))
+    if size > 1 and not bool((logits.amax(-1) > logits.amin(-1)).any()):
+        what = "NaN" if bool(logits.isnan().any()) else "all equal"
+        raise EngineInputError(
+            f"logits of {model.info.name} are {what} after every token tried; the checkpoint or its"
+            " dtype overflows: use bfloat16 or float32, or check the checkpoint"
+        )
 
 
 def _check_memory(name: str, num_weights: int, placement: _Placement) -> None:
@@ -194,8 +198,3 @@ def _check_memory(name: str, num_weights: int, placement: _Placement) -> None:
             f"the weights of {name} need {needed / 1e9:.1f} GB on {placement.device}, "
             f"{available / 1e9:.1f} GB are free; free memory, use a 16-bit dtype or a smaller model"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import torch
 
-from draftsmith.engine.errors import EngineEnvironmentError, EngineInputError, UnsupportedError
+from draftsmith.engine.errors import (
+    EngineEnvironmentError,
+    EngineInputError,
+    UnsupportedError,
+    reason_of,
+)
 from draftsmith.engine.model.embedded import EMBEDDED_NAME, embedded_folder
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -76,7 +81,6 @@ def _download(name: str) -> Path:
             " and give its folder"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise EngineInputError(
-            f"{name} is not a path here, and the Hugging Face hub answers: {reason}"
+            f"{name} is not a path here, and the Hugging Face hub answers: {reason_of(error)}"
         ) from error

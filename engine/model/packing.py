@@ -62,7 +62,8 @@ def choose_packing(form: WeightForm, dtype: torch.dtype, device: torch.device) -
     possible = dtype == torch.bfloat16 and device.type == "cpu"
     if form == "bf12" and not possible:
         raise EngineInputError(
-            f"weights=bf12 is a form of bfloat16 weights on the CPU, not of {dtype} on {device};"
+            "weights=bf12 is a form of bfloat16 weights on the CPU, not of"
+            f" {str(dtype).removeprefix('torch.')} on {device};"
             " use weights=plain, or dtype bfloat16"
         )
     if form == "bf12" and library() is None:

@@ -4,10 +4,11 @@ missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from draftsmith.engine.errors import UnsupportedError
+from draftsmith.engine.errors import EngineInputError, UnsupportedError
 
 # Model types whose layers (all or some) carry a state from token to token instead of keys and
 # values.
@@ -40,6 +41,7 @@ _RECURRENT_TYPES = frozenset(
         "zamba2",
     ]
 )
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _RECURRENT_LAYERS = frozenset(
     {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"}
 )
@@ -47,7 +49,8 @@ _RECURRENT_LAYERS = frozenset(
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise UnsupportedError when ``config`` (a ``config.json``) asks for what no model class here
-    does: quantised weights, recurrent state, or an encoder.
+    does: quantised weights, recurrent state, or an encoder; EngineInputError for layer types that
+    are no list.
     """
     family = config.get("model_type", "unknown")
     quantisation = config.get("quantization_config") or config.get("compression_config")
@@ -61,6 +64,8 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
             " model, or a GGUF file (dequantised on load)"
         )
     layer_types = config.get("layer_types") or config.get("layers_block_type") or ()
+    if not isinstance(layer_types, list | tuple):
+        raise EngineInputError(f"layer_types of {family} is {layer_types!r}; it must be a list")
     recurrent = sorted(_RECURRENT_LAYERS.intersection(map(str, layer_types)))
     if family in _RECURRENT_TYPES or recurrent or "ssm_cfg" in config:
         which = f" (layer type {recurrent[0]})" if recurrent else ""
@@ -71,6 +76,19 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("is_encoder_decoder"):
         raise UnsupportedError(
             f"model type {family} is an encoder-decoder; draftsmith drives decoder-only models"
+        )
+
+
+def refuse_unused_layers(names: Iterable[str], num_layers: int) -> None:
+    """Raise EngineInputError when a tensor among ``names`` belongs to a layer that a decoder of
+    ``num_layers`` does not have: the model would run, and be another one.
+    """
+    stored = [int(match[1]) for name in names if (match := _LAYER.match(name))]
+    if max(stored, default=-1) >= num_layers:
+        raise EngineInputError(
+            f"the checkpoint holds layers up to model.layers.{max(stored)}, its config says"
+            f" num_hidden_layers {num_layers}; config and weights do not belong together: copy or"
+            " download both again"
         )
 
 

@@ -100,6 +100,14 @@ def test_a_file_cut_off_in_its_weights_is_refused(tmp_path: Path) -> None:
         load_target(TargetRef(path=str(path)))
 
 
+def test_more_layers_than_the_file_says_are_refused_not_dropped(tmp_path: Path) -> None:
+    reference = random_reference(tiny_config(num_layers=2))
+    reference.config.num_hidden_layers = 1
+    path = write_gguf(tmp_path / "tiny.gguf", reference)
+    with pytest.raises(EngineInputError, match=r"layers up to blk\.1, its block_count is 1"):
+        load_target(TargetRef(path=str(path)))
+
+
 def test_scaled_rotary_positions_are_refused_not_dropped(tmp_path: Path) -> None:
     def scaled(writer: GGUFWriter) -> None:
         writer.add_string("llama.rope.scaling.type", "yarn")
