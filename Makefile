@@ -34,7 +34,7 @@ demo: $(STAMP)
 	$(BIN)/draftsmith tune --target smollm2 --workload builtin --max-tokens 64 --budget $(DEMO_BUDGET) --store runs/demo.db --out runs/demo --fresh
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m "not slow and not ray and not alone" $(PYTEST_FLAGS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 -m "not slow and not ray and not alone" $(PYTEST_FLAGS)
 	$(BIN)/pytest --durations=10 -m "not slow and (ray or alone)" $(PYTEST_FLAGS)
 
 check: $(STAMP)
