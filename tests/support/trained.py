@@ -55,7 +55,7 @@ _TEXT_TOKENS = 100
 _NUM_NEGATIVES = 256
 _PEAK_RATE = 3e-3
 _WARM_STEPS = 20
-_NUM_PROMPTS = 24
+_NUM_PROMPTS = 48  # so many that those to tune on hold every phrase
 
 Ints = npt.NDArray[np.int64]
 
