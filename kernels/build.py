@@ -62,6 +62,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "draftsmith_decoder_layers": [_pointer, _pointer, _int],
     "draftsmith_philox": [_uint64, _uint32, _uint32, _int64, _int64, _pointer],
     "draftsmith_top_k": [_pointer, _int64, _int64, _int64, _int64, _pointer, _int],
+    "draftsmith_noisy_argmax": [_pointer, _int64, _uint64, _uint32, _pointer],
     "draftsmith_gumbel_rows": [_pointer, _pointer, _int64, _int64, _uint32, _pointer, _int],
 }
 
