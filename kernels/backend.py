@@ -41,6 +41,7 @@ class _Kernel:
 _KERNELS = (
     _Kernel("bf12_gemv", has_cpp=True, stable_reference=True),
     _Kernel("decoder_layers", has_cpp=True, stable_reference=False),
+    _Kernel("draft_head", has_cpp=True, stable_reference=False),
     _Kernel("gather_cache", has_cpp=False, stable_reference=True),  # a copy
     _Kernel("linear", has_cpp=True, stable_reference=False),
     _Kernel("noise", has_cpp=True, stable_reference=True),  # the same bits in both forms

@@ -36,8 +36,12 @@ SOURCES = (
     "decoder_layers/cpu.cpp",
     "noise/cpu.cpp",
     "top_k/cpu.cpp",
+    "draft_head/cpu.cpp",
 )
-HEADERS = ("lanes.h", "bf12_gemv/packed.h", "linear/product.h", "tree_attention/attention.h")
+HEADERS = (
+    *("lanes.h", "bf12_gemv/packed.h", "linear/product.h", "tree_attention/attention.h"),
+    "top_k/best.h",
+)
 # No contraction: the noise must round after each operation. Products fuse by intrinsics.
 _FLAGS = (
     *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC"),
@@ -66,6 +70,10 @@ _SIGNATURES: dict[str, list[type]] = {
     "draftsmith_philox": [_uint64, _uint32, _uint32, _int64, _int64, _pointer],
     "draftsmith_top_k": [_pointer, _int64, _int64, _int64, _int64, _pointer, _int],
     "draftsmith_noisy_argmax": [_pointer, _int64, _uint64, _uint32, _pointer],
+    "draftsmith_draft_head": [
+        *(_pointer, _int64, _pointer, _int, _pointer, _float),
+        *(_int64, _int64, _int64, _int64, _pointer, _pointer, _pointer, _int),
+    ],
     "draftsmith_gumbel_rows": [_pointer, _pointer, _int64, _int64, _uint32, _pointer, _int],
 }
 

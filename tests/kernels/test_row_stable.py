@@ -11,6 +11,7 @@ import torch
 import draftsmith.kernels
 from draftsmith.engine.batch import causal_rows
 from draftsmith.kernels.backend import Backend, describe, use_backend
+from draftsmith.kernels.draft_head import draft_head
 from draftsmith.kernels.errors import KernelEnvironmentError
 from draftsmith.kernels.gather_cache import gather_cache
 from draftsmith.kernels.linear import linear
@@ -58,6 +59,23 @@ def noise_keeps_rows() -> bool:
     return torch.equal(gumbel_rows(seeds, positions, 1000), torch.cat(alone))
 
 
+def draft_head_keeps_rows() -> bool:
+    x = torch.randn(ROWS, 576, generator=torch.Generator().manual_seed(5))
+    weight = torch.randn(600, 576, generator=torch.Generator().manual_seed(6))
+
+    def numbers(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        top = draft_head(rows, weight.to(dtype), 4, with_log_sum=True)
+        assert top.log_sums is not None
+        return torch.cat((top.values, top.columns.float(), top.log_sums[:, None]), dim=1)
+
+    return all(
+        torch.equal(
+            numbers(x, dtype), torch.cat([numbers(x[i : i + 1], dtype) for i in range(ROWS)])
+        )
+        for dtype in DTYPES
+    )
+
+
 def gather_keeps_rows() -> bool:
     before = torch.randn(2, 1, 2, 20, 8, generator=torch.Generator().manual_seed(3))
     k, v = before.clone(), before.clone()
@@ -85,6 +103,7 @@ def top_k_keeps_rows() -> bool:
 
 KEEPS: dict[str, Callable[[], bool]] = {
     "decoder_layers": layers_keep_rows,
+    "draft_head": draft_head_keeps_rows,
     "gather_cache": gather_keeps_rows,
     "linear": linear_keeps_rows,
     "noise": noise_keeps_rows,
