@@ -67,13 +67,13 @@ _SIGNATURES: dict[str, list[type]] = {
         *(_int64, _int64, _int64, _int64, _int64, _int64, _int64, _float, _float, _int),
     ],
     "draftsmith_decoder_layers": [_pointer, _pointer, _int],
-    "draftsmith_philox": [_uint64, _uint32, _uint32, _int64, _int64, _pointer],
-    "draftsmith_top_k": [_pointer, _int64, _int64, _int64, _int64, _pointer, _int],
-    "draftsmith_noisy_argmax": [_pointer, _int64, _uint64, _uint32, _pointer],
     "draftsmith_draft_head": [
         *(_pointer, _int64, _pointer, _int, _pointer, _float),
         *(_int64, _int64, _int64, _int64, _pointer, _pointer, _pointer, _int),
     ],
+    "draftsmith_philox": [_uint64, _uint32, _uint32, _int64, _int64, _pointer],
+    "draftsmith_top_k": [_pointer, _int64, _int64, _int64, _int64, _pointer, _int],
+    "draftsmith_noisy_argmax": [_pointer, _int64, _uint64, _uint32, _pointer],
     "draftsmith_gumbel_rows": [_pointer, _pointer, _int64, _int64, _uint32, _pointer, _int],
 }
 
