@@ -20,7 +20,7 @@ def invoke(*arguments: object) -> Result:
 
 
 def notes_of(document: dict[str, Any]) -> list[str]:
-    """The document's notes without the one of a machine whose kernels run in plain torch."""
+    """The document's notes without the one of a machine whose kernels run in a slower form."""
     from draftsmith.cli.wiring import kernel_note
 
     return [note for note in document["notes"] if note != kernel_note("cpu")]
