@@ -12,7 +12,7 @@ DEMO_BUDGET ?= 8m
 help:
 	@echo "make setup     create $(VENV) with everything pinned in constraints.txt"
 	@echo "make demo      tune the embedded model on the built-in prompts (under 12 minutes on 2 cores)"
-	@echo "make test      the test suite (under 15 minutes)"
+	@echo "make test      the test suite (under 15 minutes); DRAFTSMITH_KERNELS=reference make test: with plain torch"
 	@echo "make check     ruff, mypy, import-linter"
 	@echo "make bench     SmolLM2 beside transformers, and a step's costs, into docs/measurements.md"
 	@echo "make evidence  the long proofs; resumes; writes docs/measurements.md"

@@ -92,6 +92,7 @@ def compare(plan: Plan, executor: Executor) -> dict[str, Any]:
             for row in rows
         ],
         "peers": peer_rows(results, plan.peers, lossy),
+        "notes": list(dict.fromkeys(r.kernel_note for r in results if r.kernel_note)),
     }
 
 

@@ -74,12 +74,13 @@ def generate(
     ref = placement.apply(target_of(choice, target))
     running = load_engine(ref)
     tell(foreign := foreign_target(choice, ref))
+    tell(running.kernel_note)
     chosen = resolve(choice, running.facts(sampling.temperature))
     request = _request(sys.stdin.read() if prompt == "-" else prompt, raw, running, sampling)
     made = running.engine.run([request], chosen.config, inputs=chosen.inputs).completions[0]
     stock = running.engine.run([request], SpecConfig()).completions[0] if check else None
     document = _document(running, request, made, chosen.config, stock)
-    document = with_note(document, foreign)
+    document = with_note(with_note(document, foreign), running.kernel_note)
     if document["equals_stock"] is False and by_law(chosen.config.verifier, sampling.temperature):
         output = EmittedOutput(request.request_id, made.token_ids, made.stop_reason)
         judged = judge(running, [Answered(request, output)], in_distribution=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from importlib import import_module, metadata
@@ -102,6 +103,8 @@ def run() -> None:
     pipes are dealt with in ``streams.py``.
     """
     guard_streams()
+    # What our modules log, the commands say themselves, once.
+    logging.getLogger("draftsmith").addHandler(logging.NullHandler())
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app()

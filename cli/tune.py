@@ -20,7 +20,7 @@ from draftsmith.cli.progress import TuneProgress
 from draftsmith.cli.report import draw_result
 from draftsmith.cli.show import find_run
 from draftsmith.cli.values import number, path
-from draftsmith.cli.wiring import LOCAL, open_executor, open_store
+from draftsmith.cli.wiring import LOCAL, kernel_note, open_executor, open_store
 from draftsmith.store.database import optuna_storage
 from draftsmith.tuner.controller import RunOptions
 from draftsmith.tuner.controller import tune as run_tuner
@@ -162,6 +162,7 @@ def tune(
         if known is not None:
             check_incumbent(known.config, material)
         plan = with_note(make_plan(material, known), material.skipped_note)
+        plan = with_note(plan, kernel_note(deployment.target.device))
         output.report(plan, lambda console: _draw_plan(console, plan))
         return
     with open_store(store or read_environment().store) as (database, repository):

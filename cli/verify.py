@@ -92,6 +92,7 @@ def verify(
         _check_file(subject)
     running = load_engine(ref)
     tell(foreign := foreign_target(choice, ref))
+    tell(running.kernel_note)
     info = running.target.model.info
     reading = Reading(
         tokenizer=running.tokenizer,
@@ -112,7 +113,7 @@ def verify(
         answered = _decoded(running, bundle, answered) if decode else answered
     judgements = judge(running, answered, in_distribution=distribution)
     document = {"subject": str(subject), "target": ref.path, **judgements.to_json()}
-    document = with_note(document, foreign)
+    document = with_note(with_note(document, foreign), running.kernel_note)
     Output(as_json).report(document, lambda console: _draw(console, document))
     if not judgements.lossless:
         raise typer.Exit(VERIFY_FAILED)

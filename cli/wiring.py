@@ -12,12 +12,14 @@ import platformdirs
 import torch
 import typer
 
+from draftsmith.cli.environment import read_environment
 from draftsmith.cli.errors import CliInputError
 from draftsmith.engine.job import TargetRef, WeightForm
 from draftsmith.engine.model.loading import LoadedTarget, load_target
 from draftsmith.engine.model.locating import resolve_device
 from draftsmith.engine.native import NativeEngine
 from draftsmith.engine.timing import MonotonicClock
+from draftsmith.kernels.notice import slower_note
 from draftsmith.store.addresses import parse_address
 from draftsmith.store.database import Database
 from draftsmith.store.migrations.upgrade import open_database, open_existing
@@ -40,6 +42,7 @@ class Running:
 
     target: LoadedTarget
     engine: NativeEngine
+    kernel_note: str | None  # where the kernels run in a slower form
 
     @property
     def tokenizer(self) -> Any:
@@ -98,7 +101,12 @@ def load_engine(ref: TargetRef) -> Running:
         clock=MonotonicClock(resolve_device(ref.device)),
         load_draft_model=lambda path: load_target(ref.draft(path)).model,
     )
-    return Running(target, engine)
+    return Running(target, engine, kernel_note(ref.device))
+
+
+def kernel_note(device: str) -> str | None:
+    """Why this process's kernels run in a slower form on ``device``, and the fix; None if not."""
+    return slower_note(resolve_device(device)) or None
 
 
 @contextmanager
@@ -123,6 +131,7 @@ def open_executor(
         cluster = ClusterConfig(
             record_dir=Path(platformdirs.user_state_dir("draftsmith")) / "clusters",
             address=None if ray_address == LOCAL else ray_address,
+            environment=read_environment().for_workers,
             gpus=torch.cuda.device_count() if kind == "gpu" else 0,
         )
         executor = RayExecutor(cluster, WorkerRequest(device=kind))

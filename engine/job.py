@@ -146,4 +146,5 @@ class MeasureResult:
     peak_memory_bytes: dict[str, int] = field(default_factory=dict)
     stopped_early: bool = False
     worker: str = ""
+    kernel_note: str = ""  # why this worker's kernels ran in their slower form; empty if not
     wall_s: float = 0.0

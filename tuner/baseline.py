@@ -91,6 +91,8 @@ def measure_baseline(session: Session, *, num_incumbents: int) -> Baseline:
     material = session.material
     seen = _Measured(session)
     seen.measure([_Wave(turn=0, prompts=_pilot(session))])
+    for note in session.kernel_notes():
+        session.progress.on_phase("baseline", note, session.watch.left_s)
     supply = Supply(
         left_s=session.watch.left_s,
         num_tuning=len(material.tuning),

@@ -250,6 +250,7 @@ def _notes(session: Session, baseline: Baseline, incumbent: Incumbent | None) ->
             f"stock gave no output for {lost} {'prompt' if lost == 1 else 'prompts'}, left out; "
             f"the first: {baseline.unanswered[0]!r}"
         )
+    notes += session.kernel_notes()
     notes += session.artifact(RIVALS) or []
     return tuple(notes)
 

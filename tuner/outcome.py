@@ -19,6 +19,7 @@ from draftsmith.tuner.objective import Score
 
 CANDIDATE = "candidate"
 INCUMBENT = "incumbent"
+KERNEL_NOTE = "kernel_note"  # in a trial's summary
 SEARCH_OVER = "the search time was up"
 
 
@@ -128,6 +129,7 @@ def _summary(result: MeasureResult) -> Json:
         "peak_memory_bytes": dict(result.peak_memory_bytes),
         "stopped_early": result.stopped_early,
         "worker": result.worker,
+        KERNEL_NOTE: result.kernel_note,
         "wall_s": result.wall_s,
     }
 

@@ -15,6 +15,7 @@ from draftsmith.tuner.deployment import Deployment
 from draftsmith.tuner.dispatch import Dispatcher, Finished
 from draftsmith.tuner.errors import TunerError
 from draftsmith.tuner.material import Material
+from draftsmith.tuner.outcome import KERNEL_NOTE
 from draftsmith.tuner.progress import Phase, Progress
 from draftsmith.tuner.stopwatch import Stopwatch
 
@@ -54,6 +55,12 @@ class Session:
 
     def keep(self, name: str, value: Any) -> None:
         self.repository.save_artifact(self.run.id, name, value)
+
+    def kernel_notes(self) -> list[str]:
+        """What the run's workers said of kernels that ran in a slower form, each once."""
+        summaries = (trial.summary or {} for trial in self.repository.trials(self.run.id))
+        notes = (summary.get(KERNEL_NOTE) for summary in summaries)
+        return list(dict.fromkeys(note for note in notes if note))
 
     def job_id(self, trial: TrialRecord) -> str:
         """Unique over attempts: an answer to a lost attempt is never taken for this one's."""

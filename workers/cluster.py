@@ -9,9 +9,9 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -60,7 +60,8 @@ class ClusterConfig:
     """``record_dir`` keeps the records of local clusters (``leftovers.py``), one folder for all of
     a user's runs. ``address`` None starts a local cluster. ``cpus`` None: what affinity and cgroup
     allow. ``cpu_domains``: memory domains whose workers do not disturb each other. ``shm``: where
-    the object store goes if it fits there, else into the cluster's own folder.
+    the object store goes if it fits there, else into the cluster's own folder. ``environment``: of
+    the workers on a cluster joined by address; those of a local one inherit this process's.
     """
 
     record_dir: Path
@@ -69,6 +70,7 @@ class ClusterConfig:
     gpus: int = 0
     cpu_domains: int = 1
     shm: Path = Path("/dev/shm")
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cluster:
@@ -211,7 +213,12 @@ class Cluster:
                 ),
             ):
                 _probe(address)  # Ray itself waits for minutes
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+                ray.init(
+                    address=address,
+                    runtime_env={"env_vars": dict(self._config.environment)},
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -13,9 +13,11 @@ import torch
 from draftsmith.engine.errors import EngineError, EngineInputError
 from draftsmith.engine.job import STOCK, JobStatus, MeasureJob, MeasureResult, TargetRef
 from draftsmith.engine.model.loading import LoadedTarget, load_target
+from draftsmith.engine.model.locating import resolve_device
 from draftsmith.engine.model.model import Model
 from draftsmith.engine.native import NativeEngine
 from draftsmith.engine.timing import Clock, MonotonicClock
+from draftsmith.kernels.notice import slower_note
 from draftsmith.workers.errors import WorkerError, WorkerInputError
 from draftsmith.workers.judging import Judge
 from draftsmith.workers.memory import free_memory, is_out_of_memory
@@ -111,6 +113,7 @@ class Measurer:
             peak_memory_bytes=dict(progress.peak_bytes),
             stopped_early=progress.stopped_early,
             worker=self._worker,
+            kernel_note=_kernel_note(job.target) if ended.status == "ok" else "",
             wall_s=(self._clock or MonotonicClock()).now() - began_s,
         )
 
@@ -203,6 +206,10 @@ def _check_job(job: MeasureJob) -> None:
     for name in ("concurrency", "repeats"):
         if getattr(job, name) < 1:
             raise WorkerInputError(f"{name} is {getattr(job, name)}; give 1 or more")
+
+
+def _kernel_note(target: TargetRef) -> str:
+    return slower_note(resolve_device(target.device))
 
 
 @contextmanager

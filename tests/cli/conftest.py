@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -16,6 +17,13 @@ def invoke(*arguments: object) -> Result:
     from draftsmith.cli.main import app
 
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def notes_of(document: dict[str, Any]) -> list[str]:
+    """The document's notes without the one of a machine whose kernels run in a slower form."""
+    from draftsmith.cli.wiring import kernel_note
+
+    return [note for note in document["notes"] if note != kernel_note("cpu")]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import invoke
+from tests.cli.conftest import invoke, notes_of
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_skipped_rows_are_noted(command: list[object], tiny: Path, broken: Path)
     skipping = [*arguments, "--skip-bad-rows"]
     result = invoke(*skipping, "--json")
     assert result.exit_code == 0, result.stderr
-    [note] = json.loads(result.stdout)["notes"]
+    [note] = notes_of(json.loads(result.stdout))
     assert "2 rows could not be read" in note and "line 5" in note
     assert note in invoke(*skipping).stdout
 
@@ -51,7 +51,7 @@ def test_bench_notes_prompts_that_are_too_long(tiny: Path, workload: Path, tmp_p
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["num_prompts"] == 3
-    assert document["notes"] == ["left out: 1 prompt over 1024 tokens"]
+    assert notes_of(document) == ["left out: 1 prompt over 1024 tokens"]
 
 
 def test_tune_notes_skipped_rows_beside_its_verdict(
@@ -78,5 +78,5 @@ def test_the_file_may_ask_for_it_and_a_flag_takes_it_back(
         "drafters: [ngram]\nregime: {max_tokens: 6}\nbudget: 10m\n"
     )
     arguments = ("tune", "--config", config, "--dry-run", "--json")
-    assert json.loads(invoke(*arguments).stdout)["notes"]
+    assert notes_of(json.loads(invoke(*arguments).stdout))
     assert invoke(*arguments, "--refuse-bad-rows").exit_code == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Tuned, invoke
+from tests.cli.conftest import Tuned, invoke, notes_of
 
 
 @pytest.fixture
@@ -155,5 +155,5 @@ def test_a_workload_id_with_a_nul_is_refused_by_line_or_skipped(tiny: Path, tmp_
     assert "NUL" in refused.stderr and "--skip-bad-rows" in refused.stderr
     document = json.loads(invoke(*arguments, "--skip-bad-rows").stdout)
     assert document["prompts"]["tuning"] + document["prompts"]["heldout"] == 9
-    [note] = document["notes"]
+    [note] = notes_of(document)
     assert "1 row could not be read" in note

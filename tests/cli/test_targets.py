@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.cli.output import ratio_text
-from tests.cli.conftest import Tuned, invoke
+from tests.cli.conftest import Tuned, invoke, notes_of
 from tests.support.tinymodels import save_tiny
 
 REJECTION = '{"drafter": "ngram", "block_size": 3, "verifier": "rejection"}'
@@ -31,13 +31,13 @@ def test_another_target_than_the_bundles_is_told(
         "bench": (*bench, "--max-tokens", 4),
     }
     result = invoke(*arguments[command], "--target", other, "--json")
-    [note] = json.loads(result.stdout)["notes"]
+    [note] = notes_of(json.loads(result.stdout))
     assert note in " ".join(result.stderr.split())
     assert f"bundle {tuned.bundle} was tuned for another target (sha256:" in note
     assert str(other) in note
     result = invoke(*arguments[command], "--target", tiny, "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["notes"] == [] and "another target" not in result.stderr
+    assert notes_of(json.loads(result.stdout)) == [] and "another target" not in result.stderr
 
 
 def test_a_target_that_is_not_here_names_bundle_and_option(

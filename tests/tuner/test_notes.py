@@ -68,6 +68,24 @@ def test_what_the_budget_does_not_hold_is_counted_in_prompts(bench: Bench) -> No
     assert f"the budget holds {used // 2} of 600 prompts" in note
 
 
+class Slow(FakeExecutor):
+    """Its workers' kernels run in their slower form."""
+
+    def next_result(self, timeout_s: float | None) -> MeasureResult | None:
+        result = super().next_result(timeout_s)
+        return result and replace(result, kernel_note="plain torch runs: no compiler")
+
+
+def test_slower_kernels_of_the_workers_are_told_early_and_kept(bench: Bench) -> None:
+    world = World(speed=lambda config: 1.5)
+    bench.progress = listener = Listener()
+    first = bench.run(world, executor=Slow(world))
+    assert first.notes.count("plain torch runs: no compiler") == 1
+    assert listener.notes.index("plain torch runs: no compiler") == 1  # the baseline's own is first
+    again = bench.run(world, resume=first.run)
+    assert again.notes == first.notes, "a repeated verdict says the same"
+
+
 def test_another_driver_of_the_deployment_is_named(bench: Bench) -> None:
     world = World(speed=lambda config: 1.5)
     bench.progress = listener = Listener()

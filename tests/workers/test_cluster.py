@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,6 +166,22 @@ def test_a_start_that_ray_gives_up_is_tried_once_more(
     assert starts[0]["_temp_dir"] != starts[1]["_temp_dir"]
     assert list(tmp_path.iterdir()) == []
     assert not any(Path(str(start["_temp_dir"])).exists() for start in starts)
+
+
+def test_workers_behind_an_address_get_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+    environment = {"DRAFTSMITH_KERNELS": "reference"}
+    Cluster(ClusterConfig(record_dir=tmp_path, address="auto", environment=environment)).close()
+    [options] = calls
+    assert options["address"] == "auto"
+    assert options["runtime_env"]["env_vars"] == environment
 
 
 def test_an_address_where_nothing_listens_is_named_at_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from draftsmith.engine.job import MeasureJob, MeasureResult, OutputRecord
 from draftsmith.engine.types import RowBatch, SpecConfig
+from draftsmith.kernels.backend import use_backend
 from draftsmith.workers.measure import Measurer
 from tests.support.clock import FakeClock
 from tests.support.measuring import (
@@ -186,6 +187,15 @@ def test_repeats_are_no_evidence_of_their_own() -> None:
     job = make_job({"trial": WRONG}, num_requests=2, stop_early=True, repeats=4)
     result = measure(job, model)
     assert not result.stopped_early and len(result.timings) == 2 * 2 * 4
+
+
+@pytest.mark.parametrize("status", ["ok", "error"])
+def test_kernels_in_their_slower_form_are_reported(status: str) -> None:
+    requests = make_requests(2) if status == "ok" else ()
+    with use_backend("reference"):
+        result = measure(make_job({}, requests=requests))
+    assert result.status == status
+    assert ("plain torch runs" in result.kernel_note) == (status == "ok")
 
 
 def test_losing_configurations_stop_early_and_winning_ones_do_not() -> None:

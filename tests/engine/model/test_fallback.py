@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from rows import commit_chain, logits_of, plain_logits, tree_rows
+from rows import assert_same_logits, commit_chain, logits_of, plain_logits, tree_rows
 from tinymodels import random_reference, tiny_tokenizer
 from transformers import PretrainedConfig
 
@@ -74,11 +74,11 @@ def test_logits_equal_transformers_and_tree_rows_their_path(case: str) -> None:
     logits = logits_of(model, tree_rows(cache, slot, 7, tree), cache)[0]
     for row, path in enumerate(([], [21], [33], [33, 14])):
         plain = plain_logits(model, [*IDS, 7, *path])[-1]
-        torch.testing.assert_close(logits[row], plain, atol=1e-5, rtol=0)
+        assert_same_logits(logits[row], plain, atol=1e-5)
     cache.keep(slot, [0, 2, 3])
     after = commit_chain(model, cache, slot, [40])[0]
     plain = plain_logits(model, [*IDS, 7, 33, 14, 40])[-1]
-    torch.testing.assert_close(after, plain, atol=1e-5, rtol=0)
+    assert_same_logits(after, plain, atol=1e-5)
 
 
 def test_ragged_batch_equals_solo_runs() -> None:
@@ -96,9 +96,9 @@ def test_ragged_batch_equals_solo_runs() -> None:
     )
     logits = logits_of(model, rows, cache)
     solo = plain_logits(model, [*prompts[0], 4, 9, 11])[-3:]
-    torch.testing.assert_close(logits[0], solo, atol=1e-5, rtol=0)
+    assert_same_logits(logits[0], solo, atol=1e-5)
     solo = plain_logits(model, [*prompts[1], 8])[-1]
-    torch.testing.assert_close(logits[1, 0], solo, atol=1e-5, rtol=0)
+    assert_same_logits(logits[1, 0], solo, atol=1e-5)
 
 
 def test_trimmed_head_and_subsets() -> None:

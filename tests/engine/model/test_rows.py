@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rows import chain_rows, commit_chain, logits_of, plain_logits, tree_rows
+from rows import (
+    assert_same_logits,
+    chain_rows,
+    commit_chain,
+    logits_of,
+    plain_logits,
+    tree_rows,
+)
 from tinymodels import tiny_decoder
 
 from draftsmith.engine.cache import KVCache
@@ -29,7 +36,7 @@ def test_b21_tree_rows_equal_a_plain_forward_of_their_path(family: str) -> None:
     logits = logits_of(decoder, rows, cache)[0]
     for row, path in enumerate(([], [A], [B], [B, C])):
         plain = plain_logits(decoder, [*PROMPT, ROOT, *path])[-1]
-        torch.testing.assert_close(logits[row], plain, atol=1e-5, rtol=0)
+        assert_same_logits(logits[row], plain, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,7 +47,7 @@ def test_b21_accepting_b_and_c_keeps_their_rows(family: str) -> None:
     cache.keep(slot, [0, 2, 3])
     after = commit_chain(decoder, cache, slot, [40])[0]
     plain = plain_logits(decoder, [*PROMPT, ROOT, B, C, 40])[-1]
-    torch.testing.assert_close(after, plain, atol=1e-5, rtol=0)
+    assert_same_logits(after, plain, atol=1e-5)
 
 
 def test_b21_nothing_of_an_earlier_step_leaks_into_a_later_one() -> None:
@@ -72,7 +79,7 @@ def test_a_tree_grown_level_by_level_equals_the_tree_at_once() -> None:
             visible=ancestors[None, start:stop, :stop],
         )
         grown.append(logits_of(decoder, level, cache)[0])
-    torch.testing.assert_close(torch.cat(grown), at_once, atol=1e-6, rtol=0)
+    assert_same_logits(torch.cat(grown), at_once, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -89,12 +96,12 @@ def test_ragged_batches_with_padding_equal_solo_runs(family: str) -> None:
     for row, index in enumerate(order):
         for i in range(len(steps[index])):
             plain = plain_logits(decoder, prompts[index] + steps[index][: i + 1])[-1]
-            torch.testing.assert_close(logits[row, i], plain, atol=1e-5, rtol=0)
+            assert_same_logits(logits[row, i], plain, atol=1e-5)
     for index, slot in enumerate(slots):
         cache.keep(slot, range(len(steps[index])))
         after = commit_chain(decoder, cache, slot, [30])[0]
         plain = plain_logits(decoder, [*prompts[index], *steps[index], 30])[-1]
-        torch.testing.assert_close(after, plain, atol=1e-5, rtol=0)
+        assert_same_logits(after, plain, atol=1e-5)
 
 
 def test_padding_needs_no_room_and_touches_no_row() -> None:
