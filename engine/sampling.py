@@ -239,12 +239,17 @@ def tempered(
     return out if context.sampling.temperature == 0.0 else out / context.sampling.temperature
 
 
+def noise_key(context: RowContext) -> tuple[int, int]:
+    """(seed, output position) of the noise that the request shares at this place."""
+    return context.sampling.seed, context.position
+
+
 def noise_of(
     context: RowContext, size: int, token_ids: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
     """The request's shared Gumbel noise at this output position, ``[V or Vd]`` fp32."""
     ids = size if token_ids is None else token_ids.cpu()
-    return gumbel(context.sampling.seed, context.position, ids).to(device)
+    return gumbel(*noise_key(context), ids).to(device)
 
 
 def scores_row(
@@ -302,7 +307,7 @@ def _is_uncut(sampling: Sampling) -> bool:
 def _uncut_choice(row: torch.Tensor, context: RowContext, eos_ids: Sequence[int]) -> int:
     """The arg-max of ``scores_row``, noise drawn only for tokens that can still win."""
     values = tempered(row, context, eos_ids)
-    return noisy_argmax(values.float(), context.sampling.seed, context.position)
+    return noisy_argmax(values.float(), *noise_key(context))
 
 
 def choose(

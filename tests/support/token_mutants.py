@@ -232,15 +232,7 @@ def _change_noise(
     patch: pytest.MonkeyPatch, change: Callable[[RowContext], tuple[int, int]]
 ) -> None:
     """``change`` gives the (seed, position) of a row's noise."""
-
-    def noise_of(
-        context: RowContext, size: int, token_ids: torch.Tensor | None, device: torch.device
-    ) -> torch.Tensor:
-        seed, position = change(context)
-        ids = size if token_ids is None else token_ids.cpu()
-        return sampling.gumbel(seed, position, ids).to(device)
-
-    patch.setattr(sampling, "noise_of", noise_of)
+    patch.setattr(sampling, "noise_key", change)
 
 
 def noise_of_the_root(patch: pytest.MonkeyPatch) -> None:
@@ -284,16 +276,17 @@ def penalties_forget_path(patch: pytest.MonkeyPatch) -> None:
 
 def _on_drafted_rows(patch: pytest.MonkeyPatch, change: Callable[[Sampling], Sampling]) -> None:
     """Other sampling for rows behind a draft token than for the root's row."""
-    original = sampling.scores_row
 
-    def scores_row(
-        row: torch.Tensor, context: RowContext, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        if context.path:
-            context = replace(context, sampling=change(context.sampling))
-        return original(row, context, *args, **kwargs)
+    def changed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def on_row(row: torch.Tensor, context: RowContext, *args: Any, **kwargs: Any) -> Any:
+            if context.path:
+                context = replace(context, sampling=change(context.sampling))
+            return original(row, context, *args, **kwargs)
 
-    patch.setattr(sampling, "scores_row", scores_row)
+        return on_row
+
+    for name in ("scores_row", "_uncut_choice"):
+        patch.setattr(sampling, name, changed(getattr(sampling, name)))
 
 
 def temperature_ignored(patch: pytest.MonkeyPatch) -> None:
