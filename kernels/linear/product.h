@@ -25,17 +25,17 @@ namespace product {
 using lanes::kPanel;
 
 #ifdef DRAFTSMITH_AVX512
-constexpr int kTile = 16;                 // x rows in registers: of 32, as many hold sums
+constexpr int kTile = 16;                 // x rows in registers: of 32, sixteen hold sums
+constexpr int kRoomyTile = 16;            // up to which two columns of weights find room beside the sums
+constexpr int kDecodingTile = 16;         // up to which two columns and their decoding do
 #else
-constexpr int kTile = 6;                  // x rows in registers: of 16, twelve hold sums
+constexpr int kTile = 6;                  // of 16, twelve hold sums
+constexpr int kRoomyTile = 4;
+constexpr int kDecodingTile = 5;
 #endif
-constexpr int64_t kDepth = 512;           // columns of a block, at most
-constexpr int64_t kUnroll = 4;            // columns between two fetches
 constexpr int64_t kLine = 64;             // bytes that are fetched together
+constexpr int64_t kDepth = 512;           // columns of a block, at most
 constexpr int64_t kXBytes = 256 << 10;    // rows of x that stay in L2 while the weights pass by
-
-template <class T>  // lines of kUnroll columns
-constexpr int64_t kLines = kUnroll * kPanel * static_cast<int64_t>(sizeof(typename T::Element)) / kLine;
 
 // A weight [N, K] in one of three forms; the others are null.
 struct Matrix {
@@ -67,15 +67,14 @@ inline int64_t block_depth(int64_t K) {
     return std::max<int64_t>(2, ((K + blocks - 1) / blocks + 1) / 2 * 2);
 }
 
-// What to fetch while a tile runs: a line for each that kUnroll columns take, `step` bytes apart. Tiles that
-// share the fetching take smaller steps: the same line again costs next to nothing, a loop in the loop
-// costs registers.
+// What to fetch while a tile runs: the line at `start`, `step` bytes further with each column. Steps smaller
+// than a line fetch it again, which costs next to nothing.
 struct Ahead {
     const char* start;
     int64_t step;
-    template <class T>
-    inline void fetch() {
-        for (int64_t line = 0; line < kLines<T>; ++line, start += step) _mm_prefetch(start, _MM_HINT_T0);
+    inline void fetch(int64_t columns) {
+        _mm_prefetch(start, _MM_HINT_T0);
+        start += columns * step;
     }
 };
 
@@ -103,15 +102,18 @@ struct Sums<T, 0> {
     inline void join(float*) const {}
 };
 
-// `depth` columns of a panel against M rows of x. A function of its own, so that sums stay in registers.
+// `depth` columns of a panel against M rows of x. A function of its own, and a loop that stays as it is
+// written, so that no sum leaves its register.
 template <class T, int M>
 [[gnu::noinline]] void tile(const typename T::Element* columns, const float* x, int64_t stride, int64_t depth,
-                 float* totals, Ahead ahead) {
+                            float* totals, Ahead ahead) {
+    constexpr int64_t kLineColumns = kLine / (kPanel * static_cast<int64_t>(sizeof(typename T::Element)));
+    constexpr int64_t kColumns = M <= kRoomyTile ? kLineColumns : 1;
     Sums<T, M> sums;
     int64_t k = 0;
-    for (; k + kUnroll <= depth; k += kUnroll) {
-        ahead.template fetch<T>();
-        for (int64_t j = k; j < k + kUnroll; ++j) sums.add(x + j, stride, T::column(columns + j * kPanel));
+    for (; k + kColumns <= depth; k += kColumns) {
+        ahead.fetch(kColumns);
+        for (int64_t j = k; j < k + kColumns; ++j) sums.add(x + j, stride, T::column(columns + j * kPanel));
     }
     for (; k < depth; ++k) sums.add(x + k, stride, T::column(columns + k * kPanel));
     sums.join(totals);
@@ -147,9 +149,13 @@ inline bf12::Words escaped(const bf12::Decoder& decoder, const uint8_t* unit, in
     return {lanes::BFloat16::words(both), lanes::BFloat16::words(both + kPanel)};
 }
 
-template <class Sums>
-[[gnu::always_inline]] inline void add_unit(Sums& sums, const Problem& p, int64_t u, bf12::Words words) {
+// sums += both columns of unit `u`. Where there is little room the columns wait in memory: left to itself,
+// the compiler would put sums there.
+template <int M>
+[[gnu::always_inline]] inline void add_unit(Sums<lanes::BFloat16, M>& sums, const Problem& p, int64_t u,
+                                            bf12::Words words) {
     const float* x = p.x + u * bf12::kColumns;
+    if constexpr (M > kDecodingTile) asm volatile("" : "+m"(words));
     sums.add(x, p.x_stride, lanes::BFloat16::column(words.a));
     sums.add(x + 1, p.x_stride, lanes::BFloat16::column(words.b));
 }
@@ -214,7 +220,7 @@ public:
         next = {reinterpret_cast<const char*>(buffer), 0};
         if (weight.panels) {
             const Element* at = static_cast<const Element*>(weight.panels) + (n / kPanel * p.K + k) * kPanel;
-            next = {reinterpret_cast<const char*>(at + count * kPanel), kLine};
+            next = {reinterpret_cast<const char*>(at + count * kPanel), kPanel * int64_t{sizeof(Element)}};
             return at;
         }
         if (packed) decode(k, count, next);
@@ -226,7 +232,7 @@ private:
     void decode(int64_t k, int64_t count, Ahead& next) {
         if constexpr (T::kSplit) {
             packed->read(buffer, k, count);
-            next = {packed->end(), kLine};
+            next = {packed->end(), bf12::kUnitBytes / bf12::kColumns};
         }
     }
 
@@ -267,7 +273,7 @@ void run_matrix(const Problem& p, const Matrix& weight, int64_t begin, int64_t e
                 next.step = (next.step + tiles - 1) / tiles;
                 for (int64_t t = 0, m = 0; t < tiles; ++t) {
                     const int64_t rows = count / tiles + (t < count % tiles);
-                    const Ahead ahead{next.start + t * (depth / kUnroll) * kLines<T> * next.step, next.step};
+                    const Ahead ahead{next.start + t * depth * next.step, next.step};
                     const float* x = p.x + (first + m) * p.x_stride + k;
                     float* to = totals.data() + m * kPanel;
                     with_constant(rows, [&](auto num_rows) {

@@ -1,4 +1,4 @@
-"""Products, attention and layers over odd shapes: forms of the C++ kernels, bit by bit."""
+"""Outputs of the C++ kernels over odd shapes, for comparing their forms bit by bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import torch
 from draftsmith.engine.batch import causal_rows
 from draftsmith.kernels.bf12_gemv import commonest, high_byte_counts, pack
 from draftsmith.kernels.linear import linear
+from draftsmith.kernels.noise import gumbel_rows
 from draftsmith.kernels.panels import Weight, pack_panels
+from draftsmith.kernels.top_k import top_k
 from draftsmith.kernels.tree_attention import tree_attention
 from tests.support.tinymodels import tiny_decoder
 
@@ -19,7 +21,7 @@ ROWS = (*range(1, 20), 31, 33, 49, 64, 127, 200)
 
 def outputs() -> dict[str, torch.Tensor]:
     """What the C++ kernels that run now yield, by case."""
-    return {**_products(), **_attention(), **_layers()}
+    return {**_products(), **_attention(), **_layers(), **_choices()}
 
 
 def differing(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
@@ -90,3 +92,8 @@ def _layers() -> dict[str, torch.Tensor]:
                 hidden = model.forward(causal_rows(0, range(rows), 0), cache).last
                 found[f"layers of {family} {dtype}, {rows} rows"] = hidden
     return found
+
+
+def _choices() -> dict[str, torch.Tensor]:
+    noise = gumbel_rows([3, 1 << 40], [0, 77], 1003)
+    return {"noise": noise, "top k": top_k(noise, 5).float()}
