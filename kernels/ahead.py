@@ -17,7 +17,7 @@ from typing import Any
 
 from draftsmith.kernels.backend import TRITON_KERNELS
 from draftsmith.kernels.configurations import Configuration, configuration
-from draftsmith.kernels.device import COMPILED_FOR
+from draftsmith.kernels.device import COMPILED_FOR, SHARED_BYTES
 from draftsmith.kernels.errors import KernelEnvironmentError
 from draftsmith.kernels.launching import Variant, interpreting
 
@@ -38,6 +38,11 @@ class Usage:
     registers: int
     shared_bytes: int
     spill_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing spills and a program's shared memory is there."""
+        return not self.spill_bytes and self.shared_bytes <= SHARED_BYTES[self.architecture]
 
 
 def variants(kernels: Iterable[str] = TRITON_KERNELS) -> Iterator[Variant]:

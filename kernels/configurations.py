@@ -30,7 +30,18 @@ class Configuration:
 Table = Mapping[str, Mapping[str, Configuration]]  # kernel -> architecture or DEFAULT
 
 TABLE: Table = {
+    "gate": {DEFAULT: Configuration(blocks={"BLOCK": 1024}, num_warps=4, num_stages=1)},
     "gather_cache": {DEFAULT: Configuration(num_warps=4, num_stages=1)},
+    "linear": {
+        DEFAULT: Configuration(
+            blocks={"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}, num_warps=4, num_stages=4
+        ),
+        "gfx942": Configuration(
+            blocks={"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}, num_warps=4, num_stages=2
+        ),
+    },
+    "norm_rope_cache": {DEFAULT: Configuration(num_warps=1, num_stages=1)},
+    "rms_norm": {DEFAULT: Configuration(num_warps=8, num_stages=1)},
 }
 
 _override: ContextVar[Mapping[str, Configuration] | None] = ContextVar(

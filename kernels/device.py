@@ -19,7 +19,9 @@ Platform = Literal["cuda", "rocm", "cpu", "other"]
 
 MINIMAL_CAPABILITY = (8, 0)  # the first with bf16 products
 ROCM_ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")  # wave64 cards with bf16 matrix products
-COMPILED_FOR = ("sm80", "sm90", "sm100", "gfx942")  # what scripts/aot.py compiles
+# What scripts/aot.py compiles for, and the shared memory that one program may take there.
+SHARED_BYTES = {"sm80": 166_912, "sm90": 232_448, "sm100": 232_448, "gfx942": 65_536}
+COMPILED_FOR = tuple(SHARED_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
     python scripts/aot.py [--kernel NAME ...] [--architecture NAME ...] [--json]
 
-Exit code 1 when one of them spills registers.
+Exit code 1 when one of them spills registers or takes more shared memory than the card has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
         for architecture in arguments.architecture
     ]
     print(json.dumps([asdict(usage) for usage in usages]) if arguments.json else table(usages))
-    return 1 if any(usage.spill_bytes for usage in usages) else 0
+    return 0 if all(usage.fits for usage in usages) else 1
 
 
 def table(usages: list[Usage]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith.kernels.ahead import amd_usage, compile_ahead, cuda_usage, variants
+from draftsmith.kernels.ahead import Usage, amd_usage, compile_ahead, cuda_usage, variants
 from draftsmith.kernels.backend import TRITON_KERNELS
 from draftsmith.kernels.configurations import DEFAULT, TABLE
 from draftsmith.kernels.device import COMPILED_FOR
@@ -34,12 +34,12 @@ def test_kernel_compiles_everywhere_without_spills(kernel: str) -> None:
         timeout=240,
         check=False,
     )
-    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout, done.stderr
     usages = json.loads(done.stdout)
     assert {usage["architecture"] for usage in usages} == set(COMPILED_FOR)
     labels = [variant.label for variant in variants([kernel])]
     assert len(usages) == len(COMPILED_FOR) * len(labels) and len(set(labels)) == len(labels)
-    assert [usage for usage in usages if usage["spill_bytes"]] == []
+    assert [usage for usage in usages if not Usage(**usage).fits] == []
     assert all(0 < usage["registers"] <= 512 for usage in usages)
     assert done.returncode == 0
 
