@@ -19,7 +19,7 @@ from draftsmith.kernels.backend import TRITON_KERNELS
 from draftsmith.kernels.configurations import Configuration, configuration
 from draftsmith.kernels.device import COMPILED_FOR, SHARED_BYTES
 from draftsmith.kernels.errors import KernelEnvironmentError
-from draftsmith.kernels.launching import Variant, interpreting
+from draftsmith.kernels.launching import Variant, blocks_of, compiler_options, interpreting
 
 _POINTER_ALIGNMENT = 16
 
@@ -64,7 +64,8 @@ def compile_ahead(variant: Variant, architecture: str, shape: Configuration | No
     from triton.compiler import ASTSource
 
     shape = shape or configuration(variant.kernel, architecture)
-    constants = {**variant.constants, **shape.blocks}
+    constants = {**variant.constants, **blocks_of(variant.function, shape)}
+    options = compiler_options(shape, variant.options)
     names = list(variant.function.arg_names)
     signature = {name: variant.arguments.get(name, "constexpr") for name in names}
     aligned = {
@@ -75,19 +76,15 @@ def compile_ahead(variant: Variant, architecture: str, shape: Configuration | No
     compiled = triton.compile(
         ASTSource(variant.function, signature, constants, aligned),
         target=_target(architecture),
-        options={
-            "num_warps": shape.num_warps,
-            "num_stages": shape.num_stages,
-            **variant.options,
-        },
+        options=options,
     )
     registers, spill_bytes = _registers_and_spills(compiled)
     return Usage(
         kernel=variant.kernel,
         label=variant.label,
         architecture=architecture,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        num_warps=options["num_warps"],
+        num_stages=options["num_stages"],
         registers=registers,
         shared_bytes=compiled.metadata.shared,
         spill_bytes=spill_bytes,

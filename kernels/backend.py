@@ -49,14 +49,14 @@ class _Kernel:
 _KERNELS = (
     _Kernel("bf12_gemv", has_cpp=True, stable_reference=True),
     _Kernel("decoder_layers", has_cpp=True, stable_reference=False),
-    _Kernel("gate", has_cpp=False, stable_reference=False, has_triton=True),
+    _Kernel("gate", has_cpp=False, stable_reference=True, has_triton=True),
     _Kernel("gather_cache", has_cpp=False, stable_reference=True, has_triton=True),  # a copy
     _Kernel("linear", has_cpp=True, stable_reference=False, has_triton=True),
     _Kernel("noise", has_cpp=True, stable_reference=True),  # the same bits in both forms
-    _Kernel("norm_rope_cache", has_cpp=False, stable_reference=False, has_triton=True),
-    _Kernel("rms_norm", has_cpp=False, stable_reference=False, has_triton=True),
+    _Kernel("norm_rope_cache", has_cpp=False, stable_reference=True, has_triton=True),
+    _Kernel("rms_norm", has_cpp=False, stable_reference=True, has_triton=True),
     _Kernel("top_k", has_cpp=True, stable_reference=True),
-    _Kernel("tree_attention", has_cpp=True, stable_reference=False),
+    _Kernel("tree_attention", has_cpp=True, stable_reference=False, has_triton=True),
 )
 _BY_NAME = {kernel.name: kernel for kernel in _KERNELS}
 TRITON_KERNELS = tuple(kernel.name for kernel in _KERNELS if kernel.has_triton)

@@ -75,25 +75,32 @@ def launch(
     **options: Any,
 ) -> None:
     """Run ``function`` over ``grid`` with ``arguments`` by name; an empty grid launches nothing.
-    The configuration's blocks are passed as constants, ``options`` to the compiler.
+    The configuration's blocks that it knows are passed as constants; ``options`` go to the
+    compiler, over the configuration's.
     """
     if 0 in grid:
         return
     note_launch(function.__name__)
-    if not interpreting():
-        options.update(num_warps=configuration.num_warps, num_stages=configuration.num_stages)
-        return _launch_compiled(function, grid, arguments, configuration, options)
-    function[tuple(grid)](**arguments, **configuration.blocks)
-
-
-def _launch_compiled(
-    function: Any,
-    grid: Sequence[int],
-    arguments: Mapping[str, Any],
-    configuration: Configuration,
-    options: Mapping[str, Any],
-) -> None:
+    arguments = {**arguments, **blocks_of(function, configuration)}
+    if interpreting():
+        function[tuple(grid)](**arguments)
+        return
     device = next(a.device for a in arguments.values() if isinstance(a, torch.Tensor))
     require_usable(device)
     with torch.cuda.device(device):
-        function[tuple(grid)](**arguments, **configuration.blocks, **options)
+        function[tuple(grid)](**arguments, **compiler_options(configuration, options))
+
+
+def blocks_of(function: Any, configuration: Configuration) -> dict[str, int]:
+    """The blocks that are parameters of ``function``: kernels that belong together share a table
+    entry.
+    """
+    return {name: size for name, size in configuration.blocks.items() if name in function.arg_names}
+
+
+def compiler_options(configuration: Configuration, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_warps": configuration.num_warps,
+        "num_stages": configuration.num_stages,
+        **options,
+    }

@@ -19,30 +19,14 @@ Why a kernel: torch makes some 25 launches of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from draftsmith.kernels.backend import form_for
 from draftsmith.kernels.errors import KernelInputError
 from draftsmith.kernels.norm_rope_cache.cost import cost
+from draftsmith.kernels.norm_rope_cache.records import HeadNorm, Rotation
 from draftsmith.kernels.norm_rope_cache.reference import norm_rope_cache_reference
 from draftsmith.kernels.ragged import RaggedRows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNorm:
-    weight: torch.Tensor  # [Hq + Hkv, D] fp32
-    eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotation:
-    """``cosine`` and ``sine`` ``[P, R]`` fp32, ``positions`` int64 ``[B W]``, all under P."""
-
-    cosine: torch.Tensor
-    sine: torch.Tensor
-    positions: torch.Tensor
 
 
 def norm_rope_cache(
@@ -56,18 +40,11 @@ def norm_rope_cache(
 ) -> torch.Tensor:
     """See the module's docstring. KernelInputError for shapes or types that do not fit."""
     _check(qkv, k_cache, v_cache, rows, norm, rotation)
-    arguments = dict(
-        norm=None if norm is None else norm.weight,
-        eps=0.0 if norm is None else norm.eps,
-        cosine=None if rotation is None else rotation.cosine,
-        sine=None if rotation is None else rotation.sine,
-        positions=None if rotation is None else rotation.positions,
-    )
     if form_for("norm_rope_cache", qkv) == "triton":
         from draftsmith.kernels.norm_rope_cache.triton import norm_rope_cache_triton
 
-        return norm_rope_cache_triton(qkv, k_cache, v_cache, rows, **arguments)
-    return norm_rope_cache_reference(qkv, k_cache, v_cache, rows, **arguments)
+        return norm_rope_cache_triton(qkv, k_cache, v_cache, rows, norm=norm, rotation=rotation)
+    return norm_rope_cache_reference(qkv, k_cache, v_cache, rows, norm=norm, rotation=rotation)
 
 
 def _check(

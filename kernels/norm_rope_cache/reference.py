@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from draftsmith.kernels.norm_rope_cache.records import HeadNorm, Rotation
 from draftsmith.kernels.ragged import RaggedRows
+from draftsmith.kernels.rms_norm.reference import rms_factor
 
 
 def norm_rope_cache_reference(
@@ -13,21 +15,19 @@ def norm_rope_cache_reference(
     v_cache: torch.Tensor,
     rows: RaggedRows,
     *,
-    norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    positions: torch.Tensor | None,
+    norm: HeadNorm | None,
+    rotation: Rotation | None,
 ) -> torch.Tensor:
     num_sequences = rows.slots.shape[0]
     num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     qk = heads[:, :-num_kv_heads].float()
     if norm is not None:
-        qk = qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * norm
-    if cosine is not None and sine is not None and positions is not None:
-        known = positions.clamp(max=cosine.shape[0] - 1)  # those of padding rows may pass the end
-        qk = _rotate(qk, cosine[known][:, None], sine[known][:, None])
+        qk = qk * rms_factor(qk, norm.eps) * norm.weight
+    if rotation is not None:
+        # Positions of padding rows may pass the end.
+        known = rotation.positions.clamp(max=rotation.cosine.shape[0] - 1)
+        qk = _rotate(qk, rotation.cosine[known][:, None], rotation.sine[known][:, None])
     width = qkv.shape[0] // num_sequences if num_sequences else 0
     q = qk[:, :-num_kv_heads].to(qkv.dtype).view(num_sequences, width, -1, head_dim)
     k = qk[:, -num_kv_heads:].view(num_sequences, width, num_kv_heads, head_dim)

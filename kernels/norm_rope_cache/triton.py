@@ -15,6 +15,7 @@ import triton.language as tl
 from draftsmith.kernels.configurations import configuration
 from draftsmith.kernels.device import architecture_of
 from draftsmith.kernels.launching import TYPES, Variant, launch
+from draftsmith.kernels.norm_rope_cache.records import HeadNorm, Rotation
 from draftsmith.kernels.ragged import RaggedRows
 
 
@@ -82,13 +83,10 @@ def norm_rope_cache_triton(
     v_cache: torch.Tensor,
     rows: RaggedRows,
     *,
-    norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    positions: torch.Tensor | None,
+    norm: HeadNorm | None,
+    rotation: Rotation | None,
 ) -> torch.Tensor:
-    """Arguments are those of the reference, checked."""
+    """Arguments are those of the reference, checked. A pointer that is not read is qkv's."""
     num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     num_rows, num_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads
     num_sequences = rows.slots.shape[0]
@@ -98,24 +96,21 @@ def norm_rope_cache_triton(
         norm_rope_cache_kernel,
         (num_rows, num_heads + 2 * num_kv_heads),
         dict(
-            **dict(qkv_ptr=qkv, norm_ptr=_or(norm, qkv), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache),
-            **dict(cosine_ptr=_or(cosine, qkv), sine_ptr=_or(sine, qkv)),
-            positions_ptr=_or(positions, qkv),
+            **dict(qkv_ptr=qkv, q_ptr=q, k_ptr=k_cache, v_ptr=v_cache),
+            norm_ptr=qkv if norm is None else norm.weight,
+            cosine_ptr=qkv if rotation is None else rotation.cosine,
+            sine_ptr=qkv if rotation is None else rotation.sine,
+            positions_ptr=qkv if rotation is None else rotation.positions,
             **dict(slots_ptr=rows.slots, lengths_ptr=rows.lengths, widths_ptr=rows.widths),
-            **dict(width=width, offset=rows.offset, eps=eps),
+            **dict(width=width, offset=rows.offset, eps=0.0 if norm is None else norm.eps),
             **dict(stride_slot=k_cache.stride(0), stride_head=k_cache.stride(1)),
             **dict(NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim),
-            ROTARY=0 if cosine is None else cosine.shape[1],
+            ROTARY=0 if rotation is None else rotation.cosine.shape[1],
             **dict(NORM=norm is not None, BLOCK_D=triton.next_power_of_2(head_dim)),
         ),
         configuration("norm_rope_cache", architecture_of(qkv.device)),
     )
     return q.view(num_sequences, width, num_heads, head_dim)
-
-
-def _or(tensor: torch.Tensor | None, unread: torch.Tensor) -> torch.Tensor:
-    """A pointer must be given, though it is not read."""
-    return unread if tensor is None else tensor
 
 
 def variants() -> Iterator[Variant]:

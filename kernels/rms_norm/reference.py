@@ -5,5 +5,10 @@ import torch
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
-    factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * factor * weight).to(x.dtype)
+    return (wide * rms_factor(wide, eps) * weight).to(x.dtype)
+
+
+def rms_factor(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """``[..., 1]``. The order of the sum depends on the length of the last dimension alone."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.rsqrt(norm * norm / x.shape[-1] + eps)
