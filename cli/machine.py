@@ -8,7 +8,10 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from draftsmith.kernels.device import Card
 
 Status = Literal["ok", "missing", "optional"]
 GIB = 1024**3
@@ -128,34 +131,43 @@ def _stability(row_stable: bool) -> Status:
 
 
 def accelerators() -> list[Check]:
-    """CUDA or ROCm devices, and Triton."""
+    """CUDA or ROCm cards, each with what keeps the kernels off it, and Triton."""
+    from draftsmith.kernels.device import cards
+
+    found = cards()
+    triton = util.find_spec("triton") is not None
+    return [
+        *([_card(card) for card in found] or [_no_card()]),
+        Check(
+            name="triton",
+            status="ok" if triton else "missing" if found else "optional",
+            found=metadata.version("triton") if triton else "not installed",
+            fix="" if triton or not found else "pip install triton",
+        ),
+    ]
+
+
+def _card(card: Card) -> Check:
+    memory = f"{card.memory_bytes / GIB:.0f} GiB, {card.num_units} units"
+    return Check(
+        name="gpu",
+        status="missing" if card.problem else "ok",
+        found=f"{card.index}: {card.name} by {card.platform}, {card.architecture}, {memory}",
+        fix=card.problem or "",
+    )
+
+
+def _no_card() -> Check:
     import torch
 
     kind = "ROCm" if torch.version.hip else "CUDA"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    triton = util.find_spec("triton") is not None
-    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
-    gpu = Check(name="gpu", status="ok", found=f"{count} by {kind}: {names}")
-    if count == 0:
-        built = torch.version.cuda or torch.version.hip
-        found = (
-            f"none ({f'torch is built for {kind} {built}' if built else 'torch is a CPU build'})"
-        )
-        gpu = Check(
-            name="gpu",
-            status="optional",
-            found=found,
-            fix="for --device cuda: a driver and a GPU torch",
-        )
-    return [
-        gpu,
-        Check(
-            name="triton",
-            status="ok" if triton else "optional",
-            found=metadata.version("triton") if triton else "not installed",
-            fix="" if triton or not count else "pip install triton",
-        ),
-    ]
+    built = torch.version.cuda or torch.version.hip
+    return Check(
+        name="gpu",
+        status="optional",
+        found=f"none ({f'torch is built for {kind} {built}' if built else 'torch is a CPU build'})",
+        fix="for --device cuda: a driver and a GPU torch",
+    )
 
 
 def store(address: str) -> Check:

@@ -1,8 +1,12 @@
-"""Which implementation of the CPU kernels runs: "cpp" where it can, else "reference" (torch).
+"""Which form of a kernel runs: "cpp", "triton" or "reference" (plain torch).
 
-"cpp" runs in the best form (``forms.py``) that the processor has and the compiler knows. Nothing is
-probed at import. The first kernel call decides, once a process; ``use_backend`` overrides the
-decision for a block of code. Only tensors on the CPU come here: other devices run torch's own.
+Tensors on the CPU take C++ where it can be built, in the best form (``forms.py``) that the
+processor has and the compiler knows; those on CUDA and ROCm take Triton, what is left the
+reference.
+
+Nothing is probed at import. The first kernel call decides about C++, once a process;
+``use_backend`` overrides the decision for a block of code. ``use_backend("triton")`` takes tensors
+on the CPU too, if Triton runs in its interpreter (``TRITON_INTERPRET=1``): that is for tests.
 """
 
 from __future__ import annotations
@@ -15,14 +19,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from draftsmith.kernels import build, forms
+from draftsmith.kernels.device import is_gpu
 from draftsmith.kernels.errors import KernelEnvironmentError, KernelInputError
+from draftsmith.kernels.launching import interpreting, triton_problem
 
-Backend = Literal["cpp", "reference"]
+Backend = Literal["cpp", "reference", "triton"]
 
 _log = logging.getLogger(__name__)
 _forced: ContextVar[Backend | None] = ContextVar("draftsmith_kernel_backend", default=None)
@@ -31,23 +37,31 @@ _decision_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A C++ form, where there is one, is always row-stable; the reference only if it says so."""
+    """The C++ and the Triton form, where there is one, are always row-stable; the reference only if
+    it says so.
+    """
 
     name: str
     has_cpp: bool
     stable_reference: bool
+    has_triton: bool = False
 
 
 _KERNELS = (
     _Kernel("bf12_gemv", has_cpp=True, stable_reference=True),
     _Kernel("decoder_layers", has_cpp=True, stable_reference=False),
     _Kernel("draft_head", has_cpp=True, stable_reference=False),
-    _Kernel("gather_cache", has_cpp=False, stable_reference=True),  # a copy
-    _Kernel("linear", has_cpp=True, stable_reference=False),
+    _Kernel("gate", has_cpp=False, stable_reference=True, has_triton=True),
+    _Kernel("gather_cache", has_cpp=False, stable_reference=True, has_triton=True),  # a copy
+    _Kernel("linear", has_cpp=True, stable_reference=False, has_triton=True),
     _Kernel("noise", has_cpp=True, stable_reference=True),  # the same bits in both forms
+    _Kernel("norm_rope_cache", has_cpp=False, stable_reference=True, has_triton=True),
+    _Kernel("rms_norm", has_cpp=False, stable_reference=True, has_triton=True),
     _Kernel("top_k", has_cpp=True, stable_reference=True),
-    _Kernel("tree_attention", has_cpp=True, stable_reference=False),
+    _Kernel("tree_attention", has_cpp=True, stable_reference=False, has_triton=True),
 )
+_BY_NAME = {kernel.name: kernel for kernel in _KERNELS}
+TRITON_KERNELS = tuple(kernel.name for kernel in _KERNELS if kernel.has_triton)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +76,7 @@ class KernelInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendInfo:
     """What ``doctor`` shows. ``row_stable``: a row's bits do not depend on the rows beside it, in
-    any kernel. All of it is about tensors on the CPU.
+    any kernel. All of it is about tensors on the CPU, or those inside ``use_backend("triton")``.
     """
 
     backend: Backend
@@ -91,10 +105,25 @@ class _Native:
     left_out: str = ""
 
 
+def form_for(name: str, tensor: torch.Tensor) -> Backend:
+    """The form of kernel ``name`` that takes a call with ``tensor`` now. KernelEnvironmentError
+    where that form cannot run, with the fix.
+    """
+    kernel, forced = _BY_NAME[name], _forced.get()
+    if forced == "triton":
+        return _triton_form(tensor) if kernel.has_triton else "reference"
+    if not tensor.is_cpu:
+        off = forced == "reference" or not is_gpu(tensor.device) or _switched_off()
+        return "reference" if off or not kernel.has_triton else _triton_form(tensor)
+    return "cpp" if kernel.has_cpp and library() is not None else "reference"
+
+
 def library() -> ctypes.CDLL | None:
-    """The C++ kernels for a call made now, or None when the reference is to run."""
+    """The C++ kernels for a call made now with tensors on the CPU, or None when they are not to
+    run.
+    """
     forced = _forced.get()
-    if forced == "reference":
+    if forced in ("reference", "triton"):
         return None
     native = _native()
     if forced == "cpp" and native.library is None:
@@ -104,14 +133,16 @@ def library() -> ctypes.CDLL | None:
 
 @contextmanager
 def use_backend(name: Backend) -> Iterator[None]:
-    """Force one implementation inside the block. ``"cpp"`` raises ``KernelEnvironmentError`` with
-    the reason where the C++ kernels cannot run.
+    """Force one implementation inside the block; a kernel that has no such form runs its reference.
+    ``"cpp"`` and ``"triton"`` raise ``KernelEnvironmentError`` with the reason where they cannot
+    run.
     """
-    if name not in ("cpp", "reference"):
-        raise KernelInputError(f'unknown kernel backend {name!r}; use "cpp" or "reference"')
+    if name not in get_args(Backend):
+        known = ", ".join(map(repr, get_args(Backend)))
+        raise KernelInputError(f"unknown kernel backend {name!r}; use one of {known}")
     token = _forced.set(name)
     try:
-        library()
+        _require_triton() if name == "triton" else library()
         yield
     finally:
         _forced.reset(token)
@@ -119,8 +150,8 @@ def use_backend(name: Backend) -> Iterator[None]:
 
 def describe() -> BackendInfo:
     """Facts about the implementation in use now; builds the library if that was not tried yet."""
-    native = _native()
     forced = _forced.get()
+    native = _native()
     backend: Backend = forced or ("cpp" if native.library is not None else "reference")
     kernels = tuple(_kernel_info(kernel, backend) for kernel in _KERNELS)
     return BackendInfo(
@@ -139,9 +170,32 @@ def describe() -> BackendInfo:
 
 
 def _kernel_info(kernel: _Kernel, backend: Backend) -> KernelInfo:
-    runs: Backend = backend if kernel.has_cpp else "reference"
-    stable = runs == "cpp" or kernel.stable_reference
-    return KernelInfo(name=kernel.name, backend=runs, row_stable=stable)
+    has = kernel.has_cpp if backend == "cpp" else kernel.has_triton and backend == "triton"
+    runs: Backend = backend if has else "reference"
+    return KernelInfo(name=kernel.name, backend=runs, row_stable=has or kernel.stable_reference)
+
+
+def _triton_form(tensor: torch.Tensor) -> Backend:
+    _require_triton()
+    if tensor.is_cpu and not interpreting():
+        raise KernelEnvironmentError(
+            "Triton takes tensors on the CPU only in its interpreter;"
+            " set TRITON_INTERPRET=1 before Triton is imported"
+        )
+    return "triton"
+
+
+def _require_triton() -> None:
+    problem = triton_problem()
+    if problem is not None:
+        raise KernelEnvironmentError(
+            f"{problem}; or set DRAFTSMITH_KERNELS=reference to run plain torch"
+        )
+
+
+@cache
+def _switched_off() -> bool:
+    return build.environment().kernels == "reference"
 
 
 def _native() -> _Native:

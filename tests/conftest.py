@@ -15,6 +15,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
+    TRITON_INTERPRET=os.environ.get("TRITON_INTERPRET", "1"),  # 0: compile, on a card
     OMP_NUM_THREADS="1",
     RAY_USAGE_STATS_ENABLED="0",
 )

@@ -12,6 +12,7 @@ from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.model.activation import GatedActivation
 from draftsmith.engine.model.config import DecoderConfig
 from draftsmith.engine.model.fused import FusedLayers
+from draftsmith.engine.model.gpu import GpuLayers
 from draftsmith.engine.model.heads import gather_head_rows, kernels_row_stable
 from draftsmith.engine.model.model import ModelInfo
 from draftsmith.engine.model.norm import RmsNorm
@@ -27,10 +28,10 @@ from draftsmith.kernels.tree_attention import tree_attention
 
 class Decoder:
     """Implements ``Model``. Activations are fp32 on the CPU and in the weights' dtype elsewhere;
-    the cache is in the weights' dtype. On the CPU one kernel call runs all layers where it can;
-    else they run operation by operation, each of which, besides the product and attention kernels,
-    is elementwise or reduces over a row's last dimension. A row's numbers depend on that row alone
-    either way.
+    the cache is in the weights' dtype. On the CPU one kernel call runs all layers where it can, on
+    CUDA and ROCm the Triton kernels run them; else they run operation by operation, each of which,
+    besides the product and attention kernels, is elementwise or reduces over a row's last
+    dimension. A row's numbers depend on that row alone in each of these ways.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Decoder:
             if self.device.type == "cpu"
             else None
         )
+        self._gpu = GpuLayers(config, weights, self._rotary)
         self._info = ModelInfo(
             name=name or config.family,
             family=config.family,
@@ -109,17 +111,15 @@ class Decoder:
         if self._fused is not None and self._fused.is_available:
             check_rows(rows, cache)
             return self._fused.forward(rows, cache, chosen, capture)
+        if self._gpu.is_available:
+            return self._gpu.forward(self._embed(rows), rows, cache, chosen, capture)
         placement = RowPlacement(rows, cache)
         num_slots, width = rows.token_ids.shape
         # Positions of padding rows may pass the capacity, never this bound.
         bound = max(cache.capacity, max(placement.lengths) + rows.offset + width)
         rotary = self._rotary.gather(rows.positions.reshape(-1), bound)
         attention = _Attention(rows, cache, placement.lengths)
-        hidden = _rows(self._weights.embedding, rows.token_ids.reshape(-1)).to(
-            self._activation_dtype
-        )
-        if self._embedding_scale is not None:
-            hidden = hidden * self._embedding_scale
+        hidden = self._embed(rows)
         captured: dict[int, torch.Tensor] = {}
         for index in chosen:
             hidden = self._layers[index].forward(hidden, placement, rotary, attention)
@@ -130,7 +130,8 @@ class Decoder:
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor, trimmed: HeadRows | None = None) -> torch.Tensor:
         weight = self._weights.head if trimmed is None else trimmed.weight
-        logits = linear(self._final_norm(hidden), weight, None).float()
+        norm = self._gpu.final_norm if self._gpu.is_available else self._final_norm
+        logits = linear(norm(hidden), weight, None).float()
         cap = self.config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -154,6 +155,12 @@ class Decoder:
     @torch.inference_mode()
     def trim_head(self, token_ids: Sequence[int]) -> HeadRows:
         return gather_head_rows(self._weights.head, None, token_ids)
+
+    def _embed(self, rows: RowBatch) -> torch.Tensor:
+        """``[B W, H]``."""
+        hidden = _rows(self._weights.embedding, rows.token_ids.reshape(-1))
+        hidden = hidden.to(self._activation_dtype)
+        return hidden if self._embedding_scale is None else hidden * self._embedding_scale
 
     def _chosen(self, layers: Sequence[int] | None, capture: Sequence[int]) -> Sequence[int]:
         if layers is None and not capture:

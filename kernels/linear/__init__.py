@@ -12,17 +12,18 @@ dense weight is brought into panels anew at each call, a block at a time: slower
 held in them.
 
 Tolerance: against the float64 product of the same numbers, |error| <= 2^-20 * sum_k |x * weight|
-for ``cpu.cpp``; the reference also rounds x and the result to the weight's type. On other devices
-the reference runs.
+for ``cpu.cpp``; the reference also rounds x and the result to the weight's type. On CUDA and ROCm
+``triton.py`` runs.
 """
 
 import ctypes
 
 import torch
 
-from draftsmith.kernels.backend import library
+from draftsmith.kernels.backend import form_for, library
 from draftsmith.kernels.bf12_gemv import Bf12Weight, PackedStruct
 from draftsmith.kernels.errors import KernelInputError
+from draftsmith.kernels.linear.cost import cost
 from draftsmith.kernels.linear.reference import linear_reference
 from draftsmith.kernels.panels import PackedWeight, PanelWeight, Weight
 
@@ -70,6 +71,8 @@ def check_operands(
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """See the module's docstring. Raises ``KernelInputError`` on shapes that do not match."""
     num_rows, num_outputs, depth = check_operands(x, weight, bias)
+    if form_for("linear", x) == "triton":
+        return _triton(x, weight, bias)
     native = library() if x.is_cpu and weight.device.type == "cpu" else None
     code = DTYPE_CODES.get(weight.dtype)
     if native is None or code is None or x.dtype != torch.float32:
@@ -91,10 +94,21 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     return out
 
 
+def _triton(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    from draftsmith.kernels.linear.triton import linear_triton
+
+    dense = weight.unpack() if isinstance(weight, PackedWeight) else weight
+    if x.dtype != torch.float32 and x.dtype != dense.dtype:
+        raise KernelInputError(
+            f"x is {x.dtype} and weight {dense.dtype}; they must be alike, or x fp32"
+        )
+    return linear_triton(x if x.stride(1) == 1 else x.contiguous(), dense, bias)
+
+
 def _shape(tensor: Weight, name: str) -> tuple[int, int]:
     if len(tensor.shape) != 2:
         raise KernelInputError(f"{name} has shape {tuple(tensor.shape)}, two dimensions are needed")
     return tensor.shape[0], tensor.shape[1]
 
 
-__all__ = ["DTYPE_CODES", "MatrixStruct", "check_operands", "linear", "matrix_struct"]
+__all__ = ["DTYPE_CODES", "MatrixStruct", "check_operands", "cost", "linear", "matrix_struct"]

@@ -14,10 +14,9 @@ fp32.
 Why not torch: its attention needs a dense mask and a cast copy of the cache, and picks its
 blocking, hence its rounding, by shape. ``cpu.cpp`` reads only the visible rows, in the cache's
 type, once for up to 3 heads, and reduces in logical order: a row's bits depend on neither W, B, nor
-threads, nor on which cache row holds an ancestor.
+threads, nor on which cache row holds an ancestor. ``triton.py`` keeps the same promise on a GPU.
 
-Tolerance against the reference: 1e-5 absolute for inputs of unit scale. Other devices: the
-reference.
+Tolerance against the reference: 1e-5 absolute for inputs of unit scale in fp32.
 """
 
 import ctypes
@@ -25,8 +24,10 @@ from collections.abc import Sequence
 
 import torch
 
-from draftsmith.kernels.backend import library
+from draftsmith.kernels.backend import form_for, library
 from draftsmith.kernels.errors import KernelInputError
+from draftsmith.kernels.ragged import RaggedRows, ragged_rows
+from draftsmith.kernels.tree_attention.plan import AttentionShape, cost
 from draftsmith.kernels.tree_attention.reference import tree_attention_reference
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -49,10 +50,12 @@ def tree_attention(
     """See the module's docstring. ``KernelInputError`` where arguments do not fit each other."""
     _check_tensors(q, k_cache, v_cache, visible, offset)
     _check_rows(q, k_cache, slots, lengths, widths, offset)
-    if window is not None and window < 1:
-        raise KernelInputError(f"window is {window}; use 1 or more, or None for no window")
-    if softcap is not None and softcap <= 0:
-        raise KernelInputError(f"softcap is {softcap}; use a positive number, or None for none")
+    _check_options(window, softcap)
+    if form_for("tree_attention", q) == "triton":
+        rows = ragged_rows(
+            *(slots, lengths, widths), offset=offset, visible=visible, device=q.device
+        )
+        return _triton(q, k_cache, v_cache, rows, scale, window, softcap)
     native = library() if q.is_cpu and k_cache.is_cpu else None
     code = _DTYPE_CODES.get(k_cache.dtype)
     if native is None or code is None or q.dtype != torch.float32:
@@ -81,6 +84,54 @@ def tree_attention(
         *(window or 0, scale, softcap or 0.0, torch.get_num_threads()),
     )
     return out
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    rows: RaggedRows,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """``tree_attention`` over rows whose numbers lie on the device already, where their values are
+    not checked. Triton only.
+    """
+    _check_tensors(q, k_cache, v_cache, None, rows.offset)
+    _check_options(window, softcap)
+    paths, wanted = rows.paths, (q.shape[0], q.shape[1], rows.offset + q.shape[1])
+    if paths is not None and tuple(paths.rows.shape) != wanted:
+        raise KernelInputError(f"paths have shape {tuple(paths.rows.shape)}; {wanted} is needed")
+    return _triton(q, k_cache, v_cache, rows, scale, window, softcap)
+
+
+def _triton(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    from draftsmith.kernels.tree_attention.triton import tree_attention_triton
+
+    if q.dtype not in (torch.float32, k_cache.dtype):
+        raise KernelInputError(
+            f"q is {q.dtype} and the cache {k_cache.dtype}; they must be alike, or q fp32"
+        )
+    return tree_attention_triton(
+        *(q.contiguous(), k_cache, v_cache, rows), scale=scale, window=window, softcap=softcap
+    )
+
+
+def _check_options(window: int | None, softcap: float | None) -> None:
+    if window is not None and window < 1:
+        raise KernelInputError(f"window is {window}; use 1 or more, or None for no window")
+    if softcap is not None and softcap <= 0:
+        raise KernelInputError(f"softcap is {softcap}; use a positive number, or None for none")
 
 
 def _check_tensors(
@@ -144,4 +195,4 @@ def _check_rows(
             )
 
 
-__all__ = ["tree_attention"]
+__all__ = ["AttentionShape", "cost", "ragged_attention", "tree_attention"]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from draftsmith.cli import machine
+from draftsmith.kernels import device
+from draftsmith.kernels.device import Card
 from tests.cli.conftest import invoke
 
 
@@ -90,3 +92,19 @@ def test_little_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LEAST_MEMORY", 1 << 60)
     check = machine.memory()
     assert check.status == "missing" and "GiB" in check.fix
+
+
+def test_cards_are_shown_with_what_keeps_the_kernels_off_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    common = dict(platform="cuda", memory_bytes=40 * machine.GIB, num_units=54)
+    new = Card(index=0, name="New", architecture="sm90", problem=None, **common)  # type: ignore[arg-type]
+    old = Card(index=1, name="Old", architecture="sm75", problem="too old", **common)  # type: ignore[arg-type]
+    monkeypatch.setattr(device, "cards", lambda: (new, old))
+    first, second, triton = machine.accelerators()
+    assert (first.status, first.found) == ("ok", "0: New by cuda, sm90, 40 GiB, 54 units")
+    assert (second.status, second.fix) == ("missing", "too old")
+    monkeypatch.setattr(machine.util, "find_spec", lambda name: None)
+    assert machine.accelerators()[-1].status == "missing"
+    monkeypatch.setattr(device, "cards", lambda: ())
+    assert [check.status for check in machine.accelerators()] == ["optional", "optional"]

@@ -13,9 +13,13 @@ from draftsmith.engine.batch import causal_rows
 from draftsmith.kernels.backend import Backend, describe, use_backend
 from draftsmith.kernels.draft_head import draft_head
 from draftsmith.kernels.errors import KernelEnvironmentError
+from draftsmith.kernels.gate import Activation, gate
 from draftsmith.kernels.gather_cache import gather_cache
 from draftsmith.kernels.linear import linear
 from draftsmith.kernels.noise import gumbel_rows
+from draftsmith.kernels.norm_rope_cache import HeadNorm, Rotation, norm_rope_cache
+from draftsmith.kernels.ragged import ragged_rows
+from draftsmith.kernels.rms_norm import add_rms_norm
 from draftsmith.kernels.top_k import top_k
 from draftsmith.kernels.tree_attention import tree_attention
 from tests.support.tinymodels import tiny_decoder
@@ -84,6 +88,43 @@ def gather_keeps_rows() -> bool:
     return torch.equal(k[:, :, :, 4:7], wanted) and torch.equal(v[:, :, :, 4:7], wanted)
 
 
+def gate_keeps_rows() -> bool:
+    x = 3 * torch.randn(ROWS, 2 * 577, generator=torch.Generator().manual_seed(5))
+    kinds: tuple[Activation, ...] = ("silu", "gelu_pytorch_tanh")
+    return all(
+        torch.equal(gate(x, kind), torch.cat([gate(x[i : i + 1], kind) for i in range(ROWS)]))
+        for kind in kinds
+    )
+
+
+def norm_keeps_rows() -> bool:
+    x, residual = torch.randn(2, ROWS, 577, generator=torch.Generator().manual_seed(6))
+    weight = torch.ones(577)
+    together = add_rms_norm(x, residual, weight, 1e-6).normed
+    alone = [
+        add_rms_norm(x[i : i + 1], residual[i : i + 1], weight, 1e-6).normed for i in range(ROWS)
+    ]
+    return torch.equal(together, torch.cat(alone))
+
+
+def cache_write_keeps_rows() -> bool:
+    generator = torch.Generator().manual_seed(7)
+    qkv = torch.randn(ROWS, 4 * 48, generator=generator)
+    norm = HeadNorm(weight=torch.randn(3, 48, generator=generator), eps=1e-6)
+    cosine, sine = torch.randn(2, ROWS, 48, generator=generator)
+
+    def write(first: int, last: int) -> torch.Tensor:
+        k, v = torch.zeros(2, 1, 1, ROWS, 48)
+        rows = ragged_rows(
+            *([0], [first], [last - first]), offset=0, visible=None, device=torch.device("cpu")
+        )
+        rotation = Rotation(cosine=cosine, sine=sine, positions=torch.arange(first, last))
+        q = norm_rope_cache(qkv[first:last], k, v, rows, norm=norm, rotation=rotation)
+        return torch.cat([q[0].flatten(1), k[0, 0, first:last], v[0, 0, first:last]], dim=1)
+
+    return torch.equal(write(0, ROWS), torch.cat([write(i, i + 1) for i in range(ROWS)]))
+
+
 def layers_keep_rows() -> bool:
     model = tiny_decoder(hidden=48, intermediate_size=90)
     cache = model.new_cache(num_slots=1, capacity=ROWS)
@@ -104,9 +145,12 @@ def top_k_keeps_rows() -> bool:
 KEEPS: dict[str, Callable[[], bool]] = {
     "decoder_layers": layers_keep_rows,
     "draft_head": draft_head_keeps_rows,
+    "gate": gate_keeps_rows,
     "gather_cache": gather_keeps_rows,
     "linear": linear_keeps_rows,
     "noise": noise_keeps_rows,
+    "norm_rope_cache": cache_write_keeps_rows,
+    "rms_norm": norm_keeps_rows,
     "top_k": top_k_keeps_rows,
     "tree_attention": attention_keeps_rows,
 }

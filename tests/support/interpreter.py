@@ -1,0 +1,33 @@
+"""Triton's interpreter as cards compute: it truncates fp32 to bf16 where they round to nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def rounding_to_nearest() -> Iterator[None]:
+    """Round to nearest even inside the block; numpy keeps still about overflow, which is meant."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    truncate = InterpreterBuilder.create_fp_trunc
+
+    def round_to_nearest(self: Any, source: Any, target: Any) -> Any:
+        if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
+            return truncate(self, source, target)
+        wide = torch.from_numpy(np.ascontiguousarray(source.data, np.float32))
+        bits = wide.bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return TensorHandle(bits.reshape(np.shape(source.data)), tl.bfloat16)
+
+    with (
+        mock.patch.object(InterpreterBuilder, "create_fp_trunc", round_to_nearest),
+        np.errstate(over="ignore", invalid="ignore"),
+    ):
+        yield
