@@ -1,11 +1,13 @@
-"""Time of the row-stable product by number of rows, beside torch's, at SmolLM2-135M's shapes.
+"""Time of the row-stable product by number of rows, beside torch's, at SmolLM2-135M's shapes; and
+of its head's best tokens, with logits and without.
 
-Run: ``python -P benchmarks/kernels.py``. Each cell is the median over rounds in which the
-candidates take turns, on weights larger than the last-level cache: a call reads its weights from
-memory, as a decoding step does.
+Run: ``python -P benchmarks/kernels.py [products | head]``. Each cell is the median over rounds in
+which the candidates take turns, on weights larger than the last-level cache: a call reads its
+weights from memory, as a decoding step does.
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +16,17 @@ import torch
 from torch.nn import functional
 
 from draftsmith.kernels.backend import describe
+from draftsmith.kernels.bf12_gemv import commonest, high_byte_counts, pack
+from draftsmith.kernels.draft_head import draft_head
 from draftsmith.kernels.linear import linear
 from draftsmith.kernels.panels import Weight, pack_panels
+from draftsmith.kernels.top_k import top_k
 
 SHAPES = [(576, 576), (576, 1536), (1536, 576), (576, 49152)]  # (K, N)
 ROWS = [1, 2, 4, 8, 16, 32, 64, 256]
+HEAD_DEPTH = 576
+HEAD_SIZES = [4096, 49152]  # a draft vocabulary, and the whole
+HEAD_ROWS = [1, 2, 4, 8, 16, 64]
 WEIGHT_BYTES = 64 << 20
 ROUNDS = 7
 # torch's bf16 product of many rows takes seconds a cell; past this it is left out.
@@ -47,9 +55,49 @@ def _milliseconds(
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def main() -> None:
-    info = describe()
-    print(f"backend {info.backend} ({info.reason}), {torch.get_num_threads()} threads, ms a call")
+def _with_logits(count: int, with_log_sum: bool) -> Product:
+    def run(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        logits = linear(x, weight)
+        if with_log_sum:
+            logits.logsumexp(-1)
+        columns = top_k(logits, count)
+        return columns if count == 1 else logits.gather(1, columns)
+
+    return run
+
+
+def _without(count: int, with_log_sum: bool) -> Product:
+    return lambda x, weight: draft_head(x, weight, count, with_log_sum=with_log_sum).columns
+
+
+def head_table() -> None:
+    """Arg-max, and the best eight with the log-sum: by way of logits, and without them."""
+    tasks = {"arg-max": (1, False), "top 8, log-sum": (8, True)}
+    for outputs in HEAD_SIZES:
+        count = max(1, WEIGHT_BYTES // (HEAD_DEPTH * outputs * 2))
+        narrow = [(torch.randn(outputs, HEAD_DEPTH) / 24).bfloat16() for _ in range(count)]
+        forms: dict[str, list[Weight]] = {
+            "bf16": [pack_panels(weight) for weight in narrow],
+            "bf12": [pack(weight, commonest(high_byte_counts(weight))[0]) for weight in narrow],
+        }
+        print(f"\nhead K={HEAD_DEPTH} N={outputs}: ms with logits, ms without, ratio")
+        print(f"{'M':>4} {'weight':>6} " + " ".join(f"{task:^24}" for task in tasks))
+        for rows in HEAD_ROWS:
+            for form, weights in forms.items():
+                cells = []
+                for arguments in tasks.values():
+                    candidates = {
+                        "with": (_with_logits(*arguments), weights),
+                        "without": (_without(*arguments), weights),
+                    }
+                    times = _milliseconds(candidates, torch.randn(rows, HEAD_DEPTH))
+                    ratio = times["with"] / times["without"]
+                    cells.append(f"{times['with']:9.3f} {times['without']:7.3f} {ratio:6.3f}")
+                print(f"{rows:4} {form:>6} " + " ".join(cells), flush=True)
+
+
+def product_table() -> None:
+    """The product by number of rows, beside torch's."""
     for depth, outputs in SHAPES:
         print(f"\nK={depth} N={outputs}")
         print(f"{'M':>4} {'ours bf16':>10} {'x T(1)':>7} {'torch bf16':>11} {'torch fp32':>11}")
@@ -75,6 +123,15 @@ def main() -> None:
             )
 
 
+def main(tables: Sequence[str]) -> None:
+    info = describe()
+    print(f"backend {info.backend} ({info.reason}), {torch.get_num_threads()} threads, ms a call")
+    if "products" in tables:
+        product_table()
+    if "head" in tables:
+        head_table()
+
+
 if __name__ == "__main__":
     with torch.inference_mode():
-        main()
+        main(sys.argv[1:] or ("products", "head"))

@@ -91,13 +91,20 @@ def memory() -> Check:
 def kernels() -> list[Check]:
     """Which form of each CPU kernel runs, and what it means for bf16 outputs."""
     from draftsmith.kernels.backend import describe
+    from draftsmith.kernels.errors import KernelEnvironmentError
 
-    info = describe()
+    try:
+        info = describe()
+    except KernelEnvironmentError as error:  # a form that was asked for by name
+        text, _, fix = str(error).rpartition("; ")
+        return [Check(name="kernels", status="missing", found=text, fix=fix)]
     fix = ""
     if info.switched_off:
         fix = "unset DRAFTSMITH_KERNELS (correct without the C++ kernels, slower)"
     elif info.backend != "cpp":
         fix = "install g++ on a processor with AVX2 (correct without, slower)"
+    elif info.left_out:
+        fix = "install a newer g++, or set CXX to one (correct without, slower)"
     status: Status = "ok" if info.backend == "cpp" else "optional"
     why = "" if info.row_stable else "bf16 outputs may differ from stock by ties; they are counted"
     return [

@@ -19,7 +19,7 @@ import torch
 
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.types import Sampling
-from draftsmith.kernels.noise import DRAFT, gumbel, uniform
+from draftsmith.kernels.noise import DRAFT, gumbel, noisy_argmax, uniform
 
 NOTHING = -1  # in place of a chosen column: the best score of the row is NaN or minus infinity
 NUCLEUS_START = 256  # columns sorted first for top-p; eight times as many while they do not suffice
@@ -289,17 +289,36 @@ def scores(
     return torch.stack(rows)
 
 
+def _is_uncut(sampling: Sampling) -> bool:
+    """True when every token keeps its chance: temperature without top-k, top-p or min-p."""
+    return (
+        sampling.temperature > 0.0
+        and sampling.top_k == 0
+        and sampling.top_p == 1.0
+        and sampling.min_p == 0.0
+    )
+
+
+def _uncut_choice(row: torch.Tensor, context: RowContext, eos_ids: Sequence[int]) -> int:
+    """The arg-max of ``scores_row``, noise drawn only for tokens that can still win."""
+    values = tempered(row, context, eos_ids)
+    return noisy_argmax(values.float(), context.sampling.seed, context.position)
+
+
 def choose(
     logits: torch.Tensor, contexts: Sequence[RowContext], *, eos_ids: Sequence[int] = ()
 ) -> list[int]:
     """The chosen token of each row of ``[N, V]`` raw logits. EngineInputError for a row that leaves
     nothing to choose.
     """
-    if len(contexts) == 1:  # the usual case, without a copy of the row
-        values = scores_row(logits[0], contexts[0], eos_ids)
+    if all(_is_uncut(context.sampling) for context in contexts) and logits.is_cpu:
+        choices = [
+            _uncut_choice(row, context, eos_ids)
+            for row, context in zip(logits, contexts, strict=True)
+        ]
     else:
         values = scores(logits, contexts, eos_ids=eos_ids)
-    choices: list[int] = settled(values, values.argmax(-1, keepdim=True)).flatten().tolist()
+        choices = settled(values, values.argmax(-1, keepdim=True)).flatten().tolist()
     if NOTHING in choices:
         row = choices.index(NOTHING)
         raise no_choice(logits[row], contexts[row])

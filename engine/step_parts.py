@@ -20,6 +20,7 @@ from draftsmith.engine.model.model import Model, ModelInfo
 from draftsmith.engine.native import NativeEngine
 from draftsmith.engine.timing import Clock
 from draftsmith.engine.types import HeadRows, Hidden, Request, RowBatch, SpecConfig
+from draftsmith.kernels.draft_head import TopLogits
 
 Part = Literal["layers", "head", "draft"]
 
@@ -93,11 +94,26 @@ class TimedModel:
         return hidden
 
     def head(self, hidden: torch.Tensor, trimmed: HeadRows | None = None) -> torch.Tensor:
-        drafts = self._part_only or trimmed is not None
         begin = self._meter.clock.now()
         logits = self._model.head(hidden, trimmed)
-        self._meter.add("draft" if drafts else "head", self._meter.clock.now() - begin)
+        self._meter.add(self._head_part(trimmed), self._meter.clock.now() - begin)
         return logits
+
+    def top(
+        self,
+        hidden: torch.Tensor,
+        count: int,
+        trimmed: HeadRows | None = None,
+        *,
+        with_log_sum: bool = False,
+    ) -> TopLogits:
+        begin = self._meter.clock.now()
+        best = self._model.top(hidden, count, trimmed, with_log_sum=with_log_sum)
+        self._meter.add(self._head_part(trimmed), self._meter.clock.now() - begin)
+        return best
+
+    def _head_part(self, trimmed: HeadRows | None) -> Part:
+        return "draft" if self._part_only or trimmed is not None else "head"
 
 
 def step_parts(

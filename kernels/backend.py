@@ -1,7 +1,8 @@
 """Which form of a kernel runs: "cpp", "triton" or "reference" (plain torch).
 
-Tensors on the CPU take C++ where it can be built, those on CUDA and ROCm Triton, and what is left
-the reference.
+Tensors on the CPU take C++ where it can be built, in the best form (``forms.py``) that the
+processor has and the compiler knows; those on CUDA and ROCm take Triton; what is left takes the
+reference.
 
 Nothing is probed at import. The first kernel call decides about C++, once a process;
 ``use_backend`` overrides the decision for a block of code. ``use_backend("triton")`` takes tensors
@@ -22,7 +23,7 @@ from typing import Literal, get_args
 
 import torch
 
-from draftsmith.kernels import build
+from draftsmith.kernels import build, forms
 from draftsmith.kernels.device import is_gpu
 from draftsmith.kernels.errors import KernelEnvironmentError, KernelInputError
 from draftsmith.kernels.launching import interpreting, triton_problem
@@ -49,6 +50,7 @@ class _Kernel:
 _KERNELS = (
     _Kernel("bf12_gemv", has_cpp=True, stable_reference=True),
     _Kernel("decoder_layers", has_cpp=True, stable_reference=False),
+    _Kernel("draft_head", has_cpp=True, stable_reference=False),
     _Kernel("gate", has_cpp=False, stable_reference=True, has_triton=True),
     _Kernel("gather_cache", has_cpp=False, stable_reference=True, has_triton=True),  # a copy
     _Kernel("linear", has_cpp=True, stable_reference=False, has_triton=True),
@@ -78,12 +80,14 @@ class BackendInfo:
     """
 
     backend: Backend
+    form: forms.FormName | None  # None: the reference runs
     reason: str
     compiler: str | None
     flags: tuple[str, ...]
     cache_folder: str
     library: str | None
     switched_off: bool  # by the user, not for want of something
+    left_out: str  # why a better form that the processor has does not run; "" if none
     kernels: tuple[KernelInfo, ...]
     row_stable: bool
 
@@ -94,9 +98,11 @@ class _Native:
 
     library: ctypes.CDLL | None
     reason: str
+    form: forms.Form | None = None
     compiler: str | None = None
     path: str | None = None
     switched_off: bool = False
+    left_out: str = ""
 
 
 def form_for(name: str, tensor: torch.Tensor) -> Backend:
@@ -150,12 +156,14 @@ def describe() -> BackendInfo:
     kernels = tuple(_kernel_info(kernel, backend) for kernel in _KERNELS)
     return BackendInfo(
         backend=backend,
+        form=native.form.name if native.form is not None and backend == "cpp" else None,
         reason=f"forced by use_backend({forced!r})" if forced else native.reason,
         compiler=native.compiler,
-        flags=tuple(build.FLAGS),
+        flags=build.flags(native.form) if native.form is not None else (),
         cache_folder=str(build.environment().cache_root / "kernels"),
         library=native.path,
         switched_off=native.switched_off,
+        left_out=native.left_out,
         kernels=kernels,
         row_stable=all(kernel.row_stable for kernel in kernels),
     )
@@ -187,7 +195,7 @@ def _require_triton() -> None:
 
 @cache
 def _switched_off() -> bool:
-    return build.environment().switched_off
+    return build.environment().kernels == "reference"
 
 
 def _native() -> _Native:
@@ -199,22 +207,42 @@ def _native() -> _Native:
 
 @cache
 def _decide() -> _Native:
+    """A form that was asked for by name and cannot be had is an error; else torch runs instead."""
+    environment = build.environment()
     try:
-        return _attempt()
+        return _attempt(environment)
     except KernelEnvironmentError as error:
+        if environment.kernels is not None:
+            raise KernelEnvironmentError(
+                f"DRAFTSMITH_KERNELS is {environment.kernels!r}, which cannot run here: {error};"
+                " unset it for the best form that can"
+            ) from error
         _log.warning("C++ kernels are off, plain torch runs instead (slower): %s", error)
         return _Native(None, str(error))
 
 
-def _attempt() -> _Native:
-    environment = build.environment()
-    if environment.switched_off:
+def _attempt(environment: build.Environment) -> _Native:
+    wanted = environment.kernels
+    if wanted == "reference":
         return _Native(None, "switched off by DRAFTSMITH_KERNELS=reference", switched_off=True)
     capability = torch.backends.cpu.get_cpu_capability()
-    if not capability.startswith("AVX"):
-        raise KernelEnvironmentError(f"the processor offers {capability}, AVX2 with FMA is needed")
+    *better, last = forms.candidates(capability, wanted)
     compiler = build.find_compiler(environment.compiler)
-    path = build.library_path(compiler, environment.cache_root)
-    build.build(compiler, path)
-    loaded = build.load(path)
-    return _Native(loaded, f"AVX2 processor and {compiler}", compiler, str(path))
+    left_out = ""
+    for form in better:
+        try:
+            return _load(form, compiler, environment)
+        except KernelEnvironmentError as error:
+            _log.warning("the %s form of the C++ kernels is left out: %s", form.title, error)
+            left_out = f"{form.title} is left out: {error}"
+    return _load(last, compiler, environment, left_out)
+
+
+def _load(
+    form: forms.Form, compiler: str, environment: build.Environment, left_out: str = ""
+) -> _Native:
+    path = build.library_path(compiler, form, environment.cache_root)
+    build.build(compiler, form, path)
+    by = "asked for by DRAFTSMITH_KERNELS" if environment.kernels else "the best here"
+    reason = f"{form.title} form ({left_out or by}), compiled by {compiler}"
+    return _Native(build.load(path), reason, form, compiler, str(path), left_out=left_out)

@@ -1,9 +1,10 @@
 """Builds the C++ kernels once and loads them.
 
-One shared library with a plain C interface, called through ctypes with data pointers: it includes
-no torch header, so it compiles in seconds, works with every torch version, and a call costs
-microseconds. It is kept in a cache folder under a hash of sources, flags and compiler. It uses the
-OpenMP runtime that torch has loaded (same library name), with the thread count torch was given.
+One shared library a form (``forms.py``) with a plain C interface, called through ctypes with data
+pointers: it includes no torch header, so it compiles in seconds, works with every torch version,
+and a call costs microseconds. It is kept in a cache folder under a hash of sources, flags and
+compiler. It uses the OpenMP runtime that torch has loaded (same library name), with the thread
+count torch was given.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast
 
 import platformdirs
 
+from draftsmith.kernels import forms
 from draftsmith.kernels.errors import KernelEnvironmentError, KernelInputError
 
 _FOLDER = Path(__file__).parent
@@ -33,11 +36,15 @@ SOURCES = (
     "decoder_layers/cpu.cpp",
     "noise/cpu.cpp",
     "top_k/cpu.cpp",
+    "draft_head/cpu.cpp",
 )
-HEADERS = ("lanes.h", "bf12_gemv/packed.h", "linear/product.h", "tree_attention/attention.h")
+HEADERS = (
+    *("lanes.h", "bf12_gemv/packed.h", "linear/product.h", "tree_attention/attention.h"),
+    "top_k/best.h",
+)
 # No contraction: the noise must round after each operation. Products fuse by intrinsics.
-FLAGS = (
-    *("-std=c++17", "-O3", "-mavx2", "-mfma", "-mf16c", "-fopenmp", "-shared", "-fPIC"),
+_FLAGS = (
+    *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC"),
     *("-ffp-contract=off", "-fno-trapping-math", "-fvisibility=hidden"),
 )
 COMPILE_SECONDS = 300
@@ -60,8 +67,13 @@ _SIGNATURES: dict[str, list[type]] = {
         *(_int64, _int64, _int64, _int64, _int64, _int64, _int64, _float, _float, _int),
     ],
     "draftsmith_decoder_layers": [_pointer, _pointer, _int],
+    "draftsmith_draft_head": [
+        *(_pointer, _int64, _pointer, _int, _pointer, _float),
+        *(_int64, _int64, _int64, _int64, _pointer, _pointer, _pointer, _int),
+    ],
     "draftsmith_philox": [_uint64, _uint32, _uint32, _int64, _int64, _pointer],
     "draftsmith_top_k": [_pointer, _int64, _int64, _int64, _int64, _pointer, _int],
+    "draftsmith_noisy_argmax": [_pointer, _int64, _uint64, _uint32, _pointer],
     "draftsmith_gumbel_rows": [_pointer, _pointer, _int64, _int64, _uint32, _pointer, _int],
 }
 
@@ -69,11 +81,12 @@ _SIGNATURES: dict[str, list[type]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """What environment variables say: ``DRAFTSMITH_CACHE`` replaces the user's cache folder,
-    ``DRAFTSMITH_KERNELS=reference`` switches the C++ kernels off, ``CXX`` names the compiler.
+    ``DRAFTSMITH_KERNELS`` names the form of the C++ kernels that is to run or, ``reference``,
+    switches them off, ``CXX`` names the compiler.
     """
 
     cache_root: Path
-    switched_off: bool
+    kernels: forms.FormName | Literal["reference"] | None
     compiler: str | None
 
 
@@ -82,14 +95,15 @@ def environment() -> Environment:
     value of ``DRAFTSMITH_KERNELS`` that means nothing.
     """
     kernels = os.environ.get("DRAFTSMITH_KERNELS", "")
-    if kernels not in ("", "reference"):
+    if kernels not in ("", "reference", *forms.NAMES):
         raise KernelInputError(
-            f'DRAFTSMITH_KERNELS is {kernels!r}: set it to "reference" for plain torch, or unset it'
+            f"DRAFTSMITH_KERNELS is {kernels!r}: set it to {' or '.join(forms.NAMES)} for that form"
+            " of the C++ kernels, to reference for plain torch, or unset it"
         )
     root = os.environ.get("DRAFTSMITH_CACHE")
     return Environment(
         cache_root=Path(root) if root else Path(platformdirs.user_cache_dir("draftsmith")),
-        switched_off=kernels == "reference",
+        kernels=cast(forms.FormName | Literal["reference"], kernels) if kernels else None,
         compiler=os.environ.get("CXX") or None,
     )
 
@@ -106,18 +120,26 @@ def find_compiler(named: str | None) -> str:
     )
 
 
-def library_path(compiler: str, cache_root: Path) -> Path:
+def flags(form: forms.Form) -> tuple[str, ...]:
+    """What the compiler is given besides files."""
+    return (*_FLAGS, *form.flags)
+
+
+def library_path(compiler: str, form: forms.Form, cache_root: Path) -> Path:
     """Where the library of these sources, flags and compiler is or will be."""
     digest = hashlib.sha256()
     for name in (*SOURCES, *HEADERS):
         digest.update((_FOLDER / name).read_bytes())
-    digest.update(" ".join(FLAGS).encode())
+    digest.update(" ".join(flags(form)).encode())
     digest.update(_run([compiler, "--version"]).encode())
-    return cache_root / "kernels" / f"draftsmith-{digest.hexdigest()[:16]}.so"
+    return cache_root / "kernels" / f"draftsmith-{form.name}-{digest.hexdigest()[:16]}.so"
 
 
-def build(compiler: str, path: Path) -> None:
-    """Compile into ``path`` unless another process has. The file appears whole or not at all."""
+def build(compiler: str, form: forms.Form, path: Path) -> None:
+    """Compile a form into ``path`` unless another process has. The file appears whole or not at
+    all.
+    """
+    command = [compiler, *flags(form)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
@@ -128,11 +150,11 @@ def build(compiler: str, path: Path) -> None:
                 objects = [f"{folder}/{index}.o" for index in range(len(SOURCES))]
                 with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler
                     commands = (
-                        [compiler, *FLAGS, f"-I{_FOLDER}", "-c", str(_FOLDER / name), "-o", file]
+                        [*command, f"-I{_FOLDER}", "-c", str(_FOLDER / name), "-o", file]
                         for name, file in zip(SOURCES, objects, strict=True)
                     )
                     list(pool.map(_run, commands))
-                _run([compiler, *FLAGS, *objects, "-o", str(made)])
+                _run([*command, *objects, "-o", str(made)])
                 os.replace(made, path)
     except OSError as error:
         raise KernelEnvironmentError(

@@ -226,7 +226,7 @@ def _tune(sizes: Sizes, prompts: str, folder: Path) -> list[Section]:
         ),
         Section(
             name="kernels",
-            title="time of the row-stable product by number of rows",
+            title="time of the row-stable product and of the head's best tokens by number of rows",
             steps=(Step(("python", "-P", "benchmarks/kernels.py"), kernels),),
             tell=lambda root: _quoted(root / kernels),
         ),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from draftsmith.engine.batch import real_rows
 from draftsmith.engine.drafters.drafter import DrafterContext
 from draftsmith.engine.drafters.expansion import Growth, expand
 from draftsmith.engine.drafters.plan import make_expansion
@@ -45,8 +46,8 @@ class DraftModelDrafter:
                 f" {target.name} of {target.vocab_size}; use one with the target's tokenizer"
             )
         self._model = context.draft_model
-        self._head = draft_head(self._model, config.draft_vocab, context)
-        self._plan = make_expansion(config, context, self._model, self._head)
+        head = draft_head(self._model, config.draft_vocab, context)
+        self._plan = make_expansion(config, context, self._model, head)
         self.cache = self._model.new_cache(
             num_slots=context.cache.num_slots, capacity=context.cache.capacity
         )
@@ -82,13 +83,10 @@ class DraftModelDrafter:
         hidden = self._model.forward(rows, self.cache).last
         for view, width in zip(views, rows.widths, strict=True):
             self._commit(view, width - 1)  # the root stays a draft row, now the first
-        last = torch.stack([hidden[b, width - 1] for b, width in enumerate(rows.widths)])
-        return self._model.head(last, self._head)
+        return torch.stack([hidden[b, width - 1] for b, width in enumerate(rows.widths)])
 
     def nodes(self, rows: RowBatch) -> torch.Tensor:
-        hidden = self._model.forward(rows, self.cache).last
-        real = [hidden[b, :width] for b, width in enumerate(rows.widths)]
-        return self._model.head(real[0] if len(real) == 1 else torch.cat(real), self._head)
+        return real_rows(self._model.forward(rows, self.cache).last, rows.widths)
 
     def room(self, slot: int) -> int:
         return self.cache.capacity - self.cache.lengths[slot]

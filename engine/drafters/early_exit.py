@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from draftsmith.engine.batch import real_rows
 from draftsmith.engine.drafters.drafter import DrafterContext
 from draftsmith.engine.drafters.expansion import expand
 from draftsmith.engine.drafters.plan import make_expansion
@@ -32,8 +33,8 @@ class EarlyExitDrafter:
         self._layers = draft_layers(config, context.target.info)
         self._target = context.target
         self._cache = context.cache
-        self._head = draft_head(context.target, config.draft_vocab, context)
-        self._plan = make_expansion(config, context, context.target, self._head)
+        head = draft_head(context.target, config.draft_vocab, context)
+        self._plan = make_expansion(config, context, context.target, head)
 
     def reset(self, slot: int) -> None:
         """Nothing is kept between steps."""
@@ -56,8 +57,7 @@ class EarlyExitDrafter:
 
     def nodes(self, rows: RowBatch) -> torch.Tensor:
         hidden = self._target.forward(rows, self._cache, layers=self._layers).last
-        real = [hidden[b, :width] for b, width in enumerate(rows.widths)]
-        return self._target.head(real[0] if len(real) == 1 else torch.cat(real), self._head)
+        return real_rows(hidden, rows.widths)
 
     def room(self, slot: int) -> int:
         return self._cache.capacity - self._cache.lengths[slot]

@@ -27,16 +27,14 @@ from draftsmith.engine.types import RowBatch, SlotView
 
 
 class DraftForward(Protocol):
-    """The model side of drafting: raw logits ``[N, V or Vd]``, fp32, a row per node asked for."""
+    """The model side of drafting: hidden rows ``[N, H]`` before the head, a row per node."""
 
     def roots(self, views: Sequence[SlotView]) -> torch.Tensor:
-        """Put the root of every view at draft row 0 of its slot; logits after it, ``[len(views),
-        Vd]``.
-        """
+        """Put the root of every view at draft row 0 of its slot: ``[len(views), H]``."""
         ...
 
     def nodes(self, rows: RowBatch) -> torch.Tensor:
-        """Logits after the real rows of ``rows``, slot by slot: ``[sum(widths), Vd]``."""
+        """The real rows of ``rows``, slot by slot: ``[sum(widths), H]``."""
         ...
 
     def room(self, slot: int) -> int:
@@ -88,19 +86,20 @@ class Expanded:
 
 def expand(views: Sequence[SlotView], forward: DraftForward, plan: Expansion) -> Expanded:
     """Draft for all views, one forward a level."""
-    growths = [Growth(view, end_ids(view.sampling, plan.eos_ids)) for view in views]
+    eos_ids = plan.model.info.eos_token_ids
+    growths = [Growth(view, end_ids(view.sampling, eos_ids)) for view in views]
     active = [growth for growth in growths if growth.view.budget > 0]
     if isinstance(plan.shape, TreeTemplate) and len(plan.shape) == 0:
         active = []
     if active:
-        logits = forward.roots([growth.view for growth in active])
+        hidden = forward.roots([growth.view for growth in active])
         for growth in active:
             growth.rows[-1] = (0,)
     offset = 1
     widths = iter(level_widths(plan.shape))
     while active:
         contexts = [growth.context(node) for growth in active for node in growth.frontier]
-        ranked = iter(rank(logits, contexts, plan))
+        ranked = iter(rank(hidden, contexts, plan))
         for growth in active:
             _grow(growth, [next(ranked) for _ in growth.frontier], plan)
         for growth in active:
@@ -108,7 +107,7 @@ def expand(views: Sequence[SlotView], forward: DraftForward, plan: Expansion) ->
         active = [growth for growth in active if growth.frontier]
         if active:
             rows = _level_rows(active, offset)
-            logits = forward.nodes(rows)
+            hidden = forward.nodes(rows)
             offset += next(widths)
     return Expanded([_finish(growth, plan) for growth in growths], growths)
 

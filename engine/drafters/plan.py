@@ -21,17 +21,25 @@ from draftsmith.engine.types import HeadRows, SpecConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """How to draft. ``token_ids`` are the draft head's ids (None = the whole vocabulary of
-    ``vocab_size``); ``sampled`` draws tokens from the warped distribution and returns it, for
-    rejection and block verification.
+    """How to draft. ``head`` is the trimmed head of ``model`` (None = its whole vocabulary);
+    ``sampled`` draws tokens from the warped distribution and returns it, for rejection and block
+    verification.
     """
 
     shape: TreeTemplate | DynamicShape
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    token_ids: torch.Tensor | None = None
+    model: Model
+    head: HeadRows | None = None
     stop_threshold: float = 0.0
     sampled: bool = False
+
+    @property
+    def token_ids(self) -> torch.Tensor | None:
+        """The ids that the draft head's columns stand for; None where a column is its id."""
+        return None if self.head is None else self.head.token_ids
+
+    @property
+    def num_ids(self) -> int:
+        return self.model.info.vocab_size if self.head is None else self.head.token_ids.numel()
 
 
 def make_expansion(
@@ -48,9 +56,8 @@ def make_expansion(
         )
     return Expansion(
         shape=make_shape(config, context.rank_acceptance, max_ranks=num_ids),
-        vocab_size=model.info.vocab_size,
-        eos_ids=model.info.eos_token_ids,
-        token_ids=None if head is None else head.token_ids,
+        model=model,
+        head=head,
         stop_threshold=config.stop_threshold,
         sampled=config.verifier != "coupled",
     )

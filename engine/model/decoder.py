@@ -20,6 +20,7 @@ from draftsmith.engine.model.placement import RowPlacement, check_rows
 from draftsmith.engine.model.rope import RotaryTables, rotate
 from draftsmith.engine.model.weights import DecoderWeights, LayerWeights, num_bytes
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
+from draftsmith.kernels.draft_head import TopLogits, draft_head
 from draftsmith.kernels.linear import linear
 from draftsmith.kernels.panels import PackedWeight, Weight
 from draftsmith.kernels.tree_attention import tree_attention
@@ -133,6 +134,23 @@ class Decoder:
         logits = linear(norm(hidden), weight, None).float()
         cap = self.config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    @torch.inference_mode()
+    def top(
+        self,
+        hidden: torch.Tensor,
+        count: int,
+        trimmed: HeadRows | None = None,
+        *,
+        with_log_sum: bool = False,
+    ) -> TopLogits:
+        return draft_head(
+            self._final_norm(hidden),
+            self._weights.head if trimmed is None else trimmed.weight,
+            count,
+            softcap=self.config.final_softcap,
+            with_log_sum=with_log_sum,
+        )
 
     @torch.inference_mode()
     def trim_head(self, token_ids: Sequence[int]) -> HeadRows:

@@ -15,7 +15,7 @@ from draftsmith.engine.cache import KVCache
 from draftsmith.engine.errors import EngineInputError, UnsupportedError, reason_of
 from draftsmith.engine.model.config import max_positions
 from draftsmith.engine.model.gguf_file import quiet_transformers
-from draftsmith.engine.model.heads import gather_head_rows
+from draftsmith.engine.model.heads import gather_head_rows, top_of
 from draftsmith.engine.model.hook import (
     IMPLEMENTATION,
     CacheAttention,
@@ -25,6 +25,7 @@ from draftsmith.engine.model.hook import (
 from draftsmith.engine.model.model import ModelInfo
 from draftsmith.engine.model.probing import probe_decoder
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
+from draftsmith.kernels.draft_head import TopLogits
 
 _PROBE_LENGTH = 12
 
@@ -125,6 +126,16 @@ class FallbackModel:
             output = self._module(input_ids=stand_in, use_cache=False)
         logits: torch.Tensor = output.logits[0].float()
         return logits if trimmed is None else logits.index_select(1, trimmed.token_ids)
+
+    def top(
+        self,
+        hidden: torch.Tensor,
+        count: int,
+        trimmed: HeadRows | None = None,
+        *,
+        with_log_sum: bool = False,
+    ) -> TopLogits:
+        return top_of(self.head(hidden, trimmed), count, with_log_sum=with_log_sum)
 
     @torch.inference_mode()
     def trim_head(self, token_ids: Sequence[int]) -> HeadRows:

@@ -1,5 +1,5 @@
-"""What every model does with its head: trimming to a draft vocabulary, and saying whether rows are
-stable.
+"""What every model does with its head: trimming to a draft vocabulary, the best of logits that were
+made, and saying whether rows are stable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import torch
 
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.types import HeadRows
+from draftsmith.kernels.draft_head import TopLogits
 from draftsmith.kernels.panels import PackedWeight, Weight, pack_panels
+from draftsmith.kernels.top_k import top_k
 
 
 def gather_head_rows(
@@ -38,6 +40,13 @@ def gather_head_rows(
         ),
         bias=None if bias is None else bias.index_select(0, index),
     )
+
+
+def top_of(logits: torch.Tensor, count: int, *, with_log_sum: bool) -> TopLogits:
+    """``Model.top`` of a model that makes all ``logits`` ``[N, V]``, fp32, anyway."""
+    columns = top_k(logits, count)
+    log_sums = logits.logsumexp(-1) if with_log_sum else None
+    return TopLogits(logits.gather(1, columns), columns, log_sums)
 
 
 def kernels_row_stable(device: torch.device) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from draftsmith.engine.cache import KVCache
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
+from draftsmith.kernels.draft_head import TopLogits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,19 @@ class Model(Protocol):
 
     def head(self, hidden: torch.Tensor, trimmed: HeadRows | None = None) -> torch.Tensor:
         """Final norm and (trimmed) head: ``[N, H]`` -> fp32 logits ``[N, V]`` or ``[N, Vd]``."""
+        ...
+
+    def top(
+        self,
+        hidden: torch.Tensor,
+        count: int,
+        trimmed: HeadRows | None = None,
+        *,
+        with_log_sum: bool = False,
+    ) -> TopLogits:
+        """The ``count`` largest logits of each row of ``head(hidden, trimmed)``, where it can be
+        without making the others. ``columns`` are those of the trimmed head.
+        """
         ...
 
     def trim_head(self, token_ids: Sequence[int]) -> HeadRows:

@@ -27,7 +27,7 @@ from draftsmith.kernels.linear.cost import cost
 from draftsmith.kernels.linear.reference import linear_reference
 from draftsmith.kernels.panels import PackedWeight, PanelWeight, Weight
 
-_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class MatrixStruct(ctypes.Structure):
@@ -46,8 +46,12 @@ def matrix_struct(weight: Weight) -> MatrixStruct:
     return MatrixStruct(weight.data_ptr(), None, PackedStruct())
 
 
-def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """See the module's docstring. Raises ``KernelInputError`` on shapes that do not match."""
+def check_operands(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+) -> tuple[int, int, int]:
+    """Rows, outputs and depth of the product (M, N, K); KernelInputError for another shape or a
+    weight that is not dense.
+    """
     num_rows, depth = _shape(x, "x")
     num_outputs, weight_depth = _shape(weight, "weight")
     if depth != weight_depth:
@@ -61,10 +65,16 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
             f"weight has strides {weight.stride()}; it must be contiguous:"
             " copying it would cost each call"
         )
+    return num_rows, num_outputs, depth
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """See the module's docstring. Raises ``KernelInputError`` on shapes that do not match."""
+    num_rows, num_outputs, depth = check_operands(x, weight, bias)
     if form_for("linear", x) == "triton":
         return _triton(x, weight, bias)
     native = library() if x.is_cpu and weight.device.type == "cpu" else None
-    code = _DTYPE_CODES.get(weight.dtype)
+    code = DTYPE_CODES.get(weight.dtype)
     if native is None or code is None or x.dtype != torch.float32:
         whole = weight.unpack() if isinstance(weight, PackedWeight) else weight
         return linear_reference(x, whole, bias)
@@ -101,4 +111,4 @@ def _shape(tensor: Weight, name: str) -> tuple[int, int]:
     return tensor.shape[0], tensor.shape[1]
 
 
-__all__ = ["MatrixStruct", "cost", "linear", "matrix_struct"]
+__all__ = ["DTYPE_CODES", "MatrixStruct", "check_operands", "cost", "linear", "matrix_struct"]

@@ -1,18 +1,20 @@
-// Row-stable product of rows with weight rows [begin, end), for AVX2 processors.
+// Row-stable product of rows with weight rows [begin, end).
 //
-// Weights are held in panels of 16 rows, column after column, so that one column of a panel is two
-// vectors of eight fp32 sums, one lane for each output. Up to 6 rows of x meet it in registers: a number of x is
-// broadcast and multiplied into both vectors. Every (m, n) is one chain of fused multiply-adds over k,
-// broken into equal blocks of at most kDepth columns whose sums are added in order: the bits of a row
-// depend on K alone, not on M, the blocking of M and N, the threads or the form of the weights.
+// Weights are held in panels of 16 rows, column after column, so that one column of a panel is sixteen
+// fp32 sums, one lane for each output: two vectors in the AVX2 form, one in the AVX-512 form. Up to kTile
+// rows of x meet it in registers: a number of x is broadcast and multiplied into the column. Every (m, n)
+// is one chain of fused multiply-adds over k, broken into equal blocks of at most kDepth columns whose
+// sums are added in order: the bits of a row depend on K alone, not on M, the blocking of M and N, the
+// threads, the form of the weights or that of the kernels.
 //
 // Rows of x go by in chunks of at most kXBytes. A block of weights (kDepth columns of a panel) stays in L1
 // while the rows of a chunk pass by, and the next block is fetched meanwhile. 12-bit weights are decoded in
-// registers for up to 6 rows of x, else into a block of bf16 once for all rows of a chunk.
+// registers for up to kTile rows of x, else into a block of bf16 once for all rows of a chunk.
 #pragma once
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "bf12_gemv/packed.h"
@@ -22,10 +24,18 @@ namespace product {
 
 using lanes::kPanel;
 
-constexpr int64_t kTile = 6;              // x rows in registers
+#ifdef DRAFTSMITH_AVX512
+constexpr int kTile = 16;                 // x rows in registers: of 32, as many hold sums
+#else
+constexpr int kTile = 6;                  // x rows in registers: of 16, twelve hold sums
+#endif
 constexpr int64_t kDepth = 512;           // columns of a block, at most
 constexpr int64_t kUnroll = 4;            // columns between two fetches
+constexpr int64_t kLine = 64;             // bytes that are fetched together
 constexpr int64_t kXBytes = 256 << 10;    // rows of x that stay in L2 while the weights pass by
+
+template <class T>  // lines of kUnroll columns
+constexpr int64_t kLines = kUnroll * kPanel * static_cast<int64_t>(sizeof(typename T::Element)) / kLine;
 
 // A weight [N, K] in one of three forms; the others are null.
 struct Matrix {
@@ -57,68 +67,62 @@ inline int64_t block_depth(int64_t K) {
     return std::max<int64_t>(2, ((K + blocks - 1) / blocks + 1) / 2 * 2);
 }
 
-// What to fetch while a tile runs: `lines` cache lines every kUnroll columns; 0 lines for none.
+// What to fetch while a tile runs: a line for each that kUnroll columns take, `step` bytes apart. Tiles that
+// share the fetching take smaller steps: the same line again costs next to nothing, a loop in the loop
+// costs registers.
 struct Ahead {
     const char* start;
-    int64_t lines;
+    int64_t step;
+    template <class T>
     inline void fetch() {
-        for (int64_t line = 0; line < lines; ++line, start += 64) _mm_prefetch(start, _MM_HINT_T0);
+        for (int64_t line = 0; line < kLines<T>; ++line, start += step) _mm_prefetch(start, _MM_HINT_T0);
     }
 };
 
-// The sums of M rows of x with one panel.
-template <int M>
-struct Sums {
-    __m256 acc[M][2];
-
-    Sums() {
-        for (int i = 0; i < M; ++i) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
-    }
+// The sums of M rows of x with one panel. A member for each row and no array: compilers keep these in
+// registers.
+template <class T, int M>
+struct Sums : Sums<T, M - 1> {
+    lanes::Column last = lanes::Column::zeros();
 
     // `x` points at column k of the first row.
-    inline void add(const float* x, int64_t stride, lanes::Pair weights) {
-        for (int i = 0; i < M; ++i) {
-            const __m256 value = _mm256_broadcast_ss(x + i * stride);
-            acc[i][0] = _mm256_fmadd_ps(weights.a, value, acc[i][0]);
-            acc[i][1] = _mm256_fmadd_ps(weights.b, value, acc[i][1]);
-        }
+    [[gnu::always_inline]] inline void add(const float* x, int64_t stride, lanes::Column weights) {
+        Sums<T, M - 1>::add(x, stride, weights);
+        last.multiply_add(weights, x + (M - 1) * stride);
     }
 
-    // totals [M, 16] += these sums
-    inline void join(float* totals) const {
-        for (int i = 0; i < M; ++i)
-            for (int half = 0; half < 2; ++half) {
-                float* to = totals + i * kPanel + half * 8;
-                _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), acc[i][half]));
-            }
+    // totals [M, 16] += these sums, in the order of the rows
+    [[gnu::always_inline]] inline void join(float* totals) const {
+        Sums<T, M - 1>::join(totals);
+        T::by_row(last).add_to(totals + (M - 1) * kPanel);
     }
 };
+template <class T>
+struct Sums<T, 0> {
+    inline void add(const float*, int64_t, lanes::Column) {}
+    inline void join(float*) const {}
+};
 
-// `depth` columns of a panel against M rows of x.
+// `depth` columns of a panel against M rows of x. A function of its own, so that sums stay in registers.
 template <class T, int M>
-inline void tile(const typename T::Element* columns, const float* x, int64_t stride, int64_t depth,
+[[gnu::noinline]] void tile(const typename T::Element* columns, const float* x, int64_t stride, int64_t depth,
                  float* totals, Ahead ahead) {
-    Sums<M> sums;
+    Sums<T, M> sums;
     int64_t k = 0;
     for (; k + kUnroll <= depth; k += kUnroll) {
-        ahead.fetch();
-        for (int64_t j = k; j < k + kUnroll; ++j) sums.add(x + j, stride, T::load(columns + j * kPanel));
+        ahead.template fetch<T>();
+        for (int64_t j = k; j < k + kUnroll; ++j) sums.add(x + j, stride, T::column(columns + j * kPanel));
     }
-    for (; k < depth; ++k) sums.add(x + k, stride, T::load(columns + k * kPanel));
+    for (; k < depth; ++k) sums.add(x + k, stride, T::column(columns + k * kPanel));
     sums.join(totals);
 }
 
-template <class T>
-inline void tile_of(int64_t num_rows, const typename T::Element* columns, const float* x, int64_t stride,
-                    int64_t depth, float* totals, Ahead ahead) {
-    switch (num_rows) {
-        case 1: return tile<T, 1>(columns, x, stride, depth, totals, ahead);
-        case 2: return tile<T, 2>(columns, x, stride, depth, totals, ahead);
-        case 3: return tile<T, 3>(columns, x, stride, depth, totals, ahead);
-        case 4: return tile<T, 4>(columns, x, stride, depth, totals, ahead);
-        case 5: return tile<T, 5>(columns, x, stride, depth, totals, ahead);
-        default: return tile<T, 6>(columns, x, stride, depth, totals, ahead);
-    }
+// Calls body(std::integral_constant<int, count>), 1 <= count <= Most.
+template <int Most = kTile, class Body>
+inline void with_constant(int64_t count, const Body& body) {
+    if constexpr (Most > 1)
+        if (count < Most) return with_constant<Most - 1>(count, body);
+    body(std::integral_constant<int, Most>{});
 }
 
 // out of rows m .. m + count - 1 and the panel at n, from their totals.
@@ -133,54 +137,54 @@ inline void finish(const Problem& p, int64_t n, int64_t m, int64_t count, const 
     }
 }
 
-// M rows of x against a panel of 12-bit weights, decoded in registers.
+// Both columns of a unit, the escapes of unit `u` put where they belong.
+inline bf12::Words escaped(const bf12::Decoder& decoder, const uint8_t* unit, int64_t u, bf12::Escapes& escapes) {
+    const bf12::Words words = decoder.words(unit);
+    uint16_t both[bf12::kColumns * kPanel];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(both), words.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(both + kPanel), words.b);
+    escapes.put(both, u * bf12::kColumns, (u + 1) * bf12::kColumns);
+    return {lanes::BFloat16::words(both), lanes::BFloat16::words(both + kPanel)};
+}
+
+template <class Sums>
+[[gnu::always_inline]] inline void add_unit(Sums& sums, const Problem& p, int64_t u, bf12::Words words) {
+    const float* x = p.x + u * bf12::kColumns;
+    sums.add(x, p.x_stride, lanes::BFloat16::column(words.a));
+    sums.add(x + 1, p.x_stride, lanes::BFloat16::column(words.b));
+}
+
+// M rows of x against a panel of 12-bit weights, decoded in registers: the units up to the next escape in a
+// loop of their own, which keeps the sums in registers.
 template <int M>
-inline void packed_panel(const Problem& p, const bf12::Packed& weight, const bf12::Decoder& decoder,
-                         int64_t panel) {
+[[gnu::noinline]] void packed_panel(const Problem& p, const bf12::Packed& weight, const bf12::Decoder& decoder,
+                                    int64_t panel) {
     const int64_t block = block_depth(p.K);
     const uint8_t* unit = weight.units + panel * bf12::num_units(p.K) * bf12::kUnitBytes;
     bf12::Escapes escapes(weight, panel);
     int64_t next = escapes.next();
     float totals[M * kPanel] = {};
-    const auto words_at = [&](int64_t k) {
-        bf12::Words words = decoder.words(unit);
-        if (k / bf12::kColumns == next) {
-            uint16_t both[bf12::kColumns * kPanel];
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(both), words.a);
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(both + kPanel), words.b);
-            escapes.put(both, k, k + bf12::kColumns);
-            next = escapes.next();
-            words.a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(both));
-            words.b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(both + kPanel));
-        }
-        return words;
-    };
     for (int64_t first = 0; first < p.K; first += block) {
-        const int64_t last = std::min(first + block, p.K);
-        Sums<M> sums;
-        int64_t k = first;
-        for (; k + bf12::kColumns <= last; k += bf12::kColumns, unit += bf12::kUnitBytes) {
-            _mm_prefetch(reinterpret_cast<const char*>(unit) + bf12::kAhead, _MM_HINT_T0);
-            const bf12::Words words = words_at(k);
-            sums.add(p.x + k, p.x_stride, lanes::BFloat16::split(words.a));
-            sums.add(p.x + k + 1, p.x_stride, lanes::BFloat16::split(words.b));
+        const int64_t last = std::min(first + block, p.K), end = last / bf12::kColumns;
+        Sums<lanes::BFloat16, M> sums;
+        int64_t u = first / bf12::kColumns;
+        while (u < end) {
+            for (const int64_t stop = std::min(next, end); u < stop; ++u, unit += bf12::kUnitBytes) {
+                _mm_prefetch(reinterpret_cast<const char*>(unit) + bf12::kAhead, _MM_HINT_T0);
+                add_unit(sums, p, u, decoder.words(unit));
+            }
+            if (u == end) break;
+            add_unit(sums, p, u, escaped(decoder, unit, u, escapes));
+            next = escapes.next();
+            ++u, unit += bf12::kUnitBytes;
         }
-        if (k < last) sums.add(p.x + k, p.x_stride, lanes::BFloat16::split(words_at(k).a));
+        if (u * bf12::kColumns < last) {  // K is odd
+            const bf12::Words words = next == u ? escaped(decoder, unit, u, escapes) : decoder.words(unit);
+            sums.add(p.x + last - 1, p.x_stride, lanes::BFloat16::column(words.a));
+        }
         sums.join(totals);
     }
     finish(p, panel * kPanel, 0, M, totals);
-}
-
-inline void packed_panel_of(const Problem& p, const bf12::Packed& weight, const bf12::Decoder& decoder,
-                            int64_t panel) {
-    switch (p.M) {
-        case 1: return packed_panel<1>(p, weight, decoder, panel);
-        case 2: return packed_panel<2>(p, weight, decoder, panel);
-        case 3: return packed_panel<3>(p, weight, decoder, panel);
-        case 4: return packed_panel<4>(p, weight, decoder, panel);
-        case 5: return packed_panel<5>(p, weight, decoder, panel);
-        default: return packed_panel<6>(p, weight, decoder, panel);
-    }
 }
 
 // `count` columns from k on of the dense rows n .. n + 15, in panel order; rows past N are zeros.
@@ -207,9 +211,10 @@ public:
 
     // `count` columns from k on; what to fetch in the meantime is set in `next`.
     const Element* read(int64_t k, int64_t count, Ahead& next) {
+        next = {reinterpret_cast<const char*>(buffer), 0};
         if (weight.panels) {
             const Element* at = static_cast<const Element*>(weight.panels) + (n / kPanel * p.K + k) * kPanel;
-            next = {reinterpret_cast<const char*>(at + count * kPanel), kUnroll * kPanel * int64_t{sizeof(Element)} / 64};
+            next = {reinterpret_cast<const char*>(at + count * kPanel), kLine};
             return at;
         }
         if (packed) decode(k, count, next);
@@ -221,7 +226,7 @@ private:
     void decode(int64_t k, int64_t count, Ahead& next) {
         if constexpr (T::kSplit) {
             packed->read(buffer, k, count);
-            next = {packed->end(), 2};
+            next = {packed->end(), kLine};
         }
     }
 
@@ -237,7 +242,10 @@ template <class T>
 void run_matrix(const Problem& p, const Matrix& weight, int64_t begin, int64_t end) {
     const bf12::Decoder decoder(weight.packed);
     if (weight.packed.units && p.M <= kTile) {
-        for (int64_t n = begin; n < end; n += kPanel) packed_panel_of(p, weight.packed, decoder, n / kPanel);
+        with_constant(p.M, [&](auto rows) {
+            for (int64_t n = begin; n < end; n += kPanel)
+                packed_panel<rows>(p, weight.packed, decoder, n / kPanel);
+        });
         return;
     }
     static thread_local std::vector<typename T::Element> buffer;
@@ -254,17 +262,17 @@ void run_matrix(const Problem& p, const Matrix& weight, int64_t begin, int64_t e
             std::fill(totals.begin(), totals.begin() + count * kPanel, 0.0f);
             for (int64_t k = 0; k < p.K; k += block) {
                 const int64_t depth = std::min(block, p.K - k);
-                Ahead next{nullptr, 0};
+                Ahead next;
                 const typename T::Element* columns = blocks.read(k, depth, next);
-                const int64_t lines = (next.lines + tiles - 1) / tiles;
-                int64_t fetched = 0;
+                next.step = (next.step + tiles - 1) / tiles;
                 for (int64_t t = 0, m = 0; t < tiles; ++t) {
                     const int64_t rows = count / tiles + (t < count % tiles);
-                    Ahead ahead{next.start + fetched * depth / kUnroll * 64, lines};
-                    if (fetched >= next.lines) ahead.lines = 0;
-                    fetched += lines;
-                    tile_of<T>(rows, columns, p.x + (first + m) * p.x_stride + k, p.x_stride, depth,
-                               totals.data() + m * kPanel, ahead);
+                    const Ahead ahead{next.start + t * (depth / kUnroll) * kLines<T> * next.step, next.step};
+                    const float* x = p.x + (first + m) * p.x_stride + k;
+                    float* to = totals.data() + m * kPanel;
+                    with_constant(rows, [&](auto num_rows) {
+                        tile<T, num_rows>(columns, x, p.x_stride, depth, to, ahead);
+                    });
                     m += rows;
                 }
             }

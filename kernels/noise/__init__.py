@@ -11,12 +11,15 @@ rounded on its own (no library logarithm, no contraction), so the bits are the s
 platform; golden vectors hold them.
 
 Why C++: torch and numpy make some 100 passes over the row, ``cpu.cpp`` one; its bits are the
-reference's (tolerance: none). Results are CPU tensors.
+reference's (tolerance: none). ``noisy_argmax`` draws even less: no noise exceeds that of the
+smallest u, so only scores near enough to the best sum so far are looked at, and of their words only
+those below exp(score - best sum) 2^32. Results are CPU tensors.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,6 +77,33 @@ def gumbel_rows(
     return out
 
 
+def noisy_argmax(values: torch.Tensor, seed: int, position: int) -> int:
+    """Arg-max of ``values + gumbel(seed, position, V)`` for fp32 ``values`` ``[V]`` on the CPU, the
+    lowest column at ties: the column that the full draw gives. -1 where that leaves nothing to
+    choose: NaN among the values, or all of them minus infinity.
+    """
+    _check(seed, position, NOISE)
+    if values.dim() != 1 or values.dtype != torch.float32 or not values.is_cpu:
+        raise KernelInputError(
+            f"values are {values.dtype} {tuple(values.shape)} on {values.device}; fp32 [V] on the"
+            " CPU is needed"
+        )
+    size = values.numel()
+    if not 1 <= size <= 2**34:
+        raise KernelInputError(f"values have {size} numbers; 1 to 2^34 are needed")
+    native = library()
+    if native is None:
+        sums = values + gumbel(seed, position, size)
+        best = int(sums.argmax())
+        return best if float(sums[best]) > -math.inf else -1
+    values = values.contiguous()
+    winner = ctypes.c_int64()
+    native.draftsmith_noisy_argmax(
+        values.data_ptr(), size, seed, position, ctypes.addressof(winner)
+    )
+    return winner.value
+
+
 def uniform(seed: int, position: int, index: int = 0, stream: int = ACCEPT) -> float:
     """One number in (0, 1), (word + 1/2) / 2^32 of number ``index``, exact in double precision."""
     _check(seed, position, stream)
@@ -128,6 +158,7 @@ __all__ = [
     "RESIDUAL",
     "gumbel",
     "gumbel_rows",
+    "noisy_argmax",
     "philox_words",
     "uniform",
 ]

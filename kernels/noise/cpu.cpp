@@ -2,8 +2,11 @@
 // operation rounds on its own, as numpy's do. The order of operations is that of reference.py.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <vector>
 
 namespace {
 
@@ -84,7 +87,92 @@ inline float gumbel(uint32_t word) {
     return -log_of(fraction_of(exponential, outer), outer);
 }
 
+constexpr int64_t kGroup = 4 * kBlocks;  // token ids a batch of counters serves
+constexpr float kSlack = 1e-3f;          // far above the rounding of a score and of the bounds below
+
+// The arg-max of score + noise over one row, noise drawn only where it can still win.
+class Race {
+public:
+    Race(const float* row, int64_t size, uint64_t seed, uint32_t position)
+        : row(row), size(size), seed(seed), position(position), highest((size + kGroup - 1) / kGroup) {}
+
+    // The lowest column of the largest sum; -1 for NaN and where all are minus infinity.
+    int64_t run() {
+        if (!measure()) return -1;
+        enter(leader);
+        const float most = gumbel(0) + kSlack;  // no noise is above that of the smallest u
+        for (int64_t group = 0; group < static_cast<int64_t>(highest.size()); ++group)
+            if (highest[group] + most >= best) draw(group);
+        return best > -std::numeric_limits<float>::infinity() ? winner : -1;
+    }
+
+private:
+    // The largest score of each group and of the row; false where one is NaN.
+    bool measure() {
+        bool defined = true;
+        float most = -std::numeric_limits<float>::infinity();
+        for (int64_t group = 0; group < static_cast<int64_t>(highest.size()); ++group) {
+            const float* at = row + group * kGroup;
+            const int64_t count = std::min(kGroup, size - group * kGroup);
+            float largest = -std::numeric_limits<float>::infinity();
+            int ordered = 1;
+#pragma omp simd reduction(max : largest) reduction(& : ordered)
+            for (int64_t i = 0; i < count; ++i) {
+                largest = at[i] > largest ? at[i] : largest;
+                ordered &= at[i] == at[i];
+            }
+            defined &= ordered != 0;
+            highest[group] = largest;
+            if (largest > most) {
+                most = largest;
+                leader = group * kGroup + (std::find(at, at + count, largest) - at);
+            }
+        }
+        return defined;
+    }
+
+    // G = -ln(-ln(1 - u)) >= d needs u <= 1 - exp(-exp(-d)) <= exp(-d): words above that lose.
+    void draw(int64_t group) {
+        const double bound = std::exp(static_cast<double>(highest[group]) - best + kSlack) * 0x1p32;
+        const uint32_t last = bound < 0x1p32 - 1 ? static_cast<uint32_t>(bound) : 0xffffffffu;
+        const int64_t first = group * kGroup, count = std::min(kGroup, size - first);
+        uint32_t words[kGroup];
+        philox(static_cast<uint32_t>(first >> 2), position, 0, seed, words);
+        for (int64_t i = 0; i < count; ++i)
+            if (words[i] <= last) offer(first + i, words[i]);
+    }
+
+    void enter(int64_t column) {
+        uint32_t words[kGroup];
+        philox(static_cast<uint32_t>(column >> 2), position, 0, seed, words);
+        best = row[column] + gumbel(words[column & 3]);
+        winner = column;
+    }
+
+    void offer(int64_t column, uint32_t word) {
+        const float value = row[column] + gumbel(word);
+        if (value > best || (value == best && column < winner)) {
+            best = value;
+            winner = column;
+        }
+    }
+
+    const float* row;
+    int64_t size;
+    uint64_t seed;
+    uint32_t position;
+    std::vector<float> highest;
+    int64_t leader = 0, winner = -1;
+    float best = 0.0f;
+};
+
 }  // namespace
+
+// winner: the lowest column whose values + Gumbel noise (stream 0) is largest; -1 where nothing is.
+extern "C" __attribute__((visibility("default"))) void draftsmith_noisy_argmax(
+    const float* values, int64_t size, uint64_t seed, uint32_t position, int64_t* winner) {
+    *winner = Race(values, size, seed, position).run();
+}
 
 // Words of token ids begin .. begin + count, begin a multiple of 4.
 extern "C" __attribute__((visibility("default"))) void draftsmith_philox(

@@ -53,6 +53,20 @@ def test_each_kernel_is_shown_as_it_runs(switch: str) -> None:
     assert ("unset DRAFTSMITH_KERNELS" in checks["kernels"]["fix"]) == bool(switch)
 
 
+def test_a_form_that_is_asked_for_is_shown() -> None:
+    found = checks_of({"DRAFTSMITH_KERNELS": "avx2"})["kernels"]
+    if found["status"] != "ok":
+        pytest.skip(found["found"])
+    assert found["found"].startswith("cpp: AVX2 form (asked for by DRAFTSMITH_KERNELS)")
+
+
+def test_a_form_that_cannot_run_is_missing_and_told_apart_from_none() -> None:
+    found = checks_of({"DRAFTSMITH_KERNELS": "avx512", "CXX": "no-such-compiler"})["kernels"]
+    assert found["status"] == "missing"
+    assert "DRAFTSMITH_KERNELS is 'avx512', which cannot run here" in found["found"]
+    assert "unset it" in found["fix"]
+
+
 def test_without_a_compiler_the_reference_is_shown_with_the_fix() -> None:
     checks = checks_of({"CXX": "no-such-compiler", "DRAFTSMITH_KERNELS": ""})
     assert checks["kernels"]["found"].startswith("reference: ")

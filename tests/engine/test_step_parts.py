@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from clock import FakeClock
@@ -11,6 +13,7 @@ from draftsmith.engine.cache import KVCache
 from draftsmith.engine.errors import EngineInputError
 from draftsmith.engine.step_parts import step_parts
 from draftsmith.engine.types import HeadRows, Hidden, Request, RowBatch, Sampling, SpecConfig
+from draftsmith.kernels.draft_head import TopLogits
 
 FORWARD_S, HEAD_S, PART_S = 5.0, 2.0, 1.0
 
@@ -41,6 +44,10 @@ class Slow:
     def head(self, hidden: torch.Tensor, trimmed: HeadRows | None = None) -> torch.Tensor:
         self._clock.advance(self._head_s)
         return self._inner.head(hidden, trimmed)
+
+    def top(self, *arguments: Any, **options: Any) -> TopLogits:
+        self._clock.advance(self._head_s)
+        return self._inner.top(*arguments, **options)
 
 
 def requests(max_tokens: int = 9) -> list[Request]:

@@ -11,6 +11,7 @@ import torch
 import draftsmith.kernels
 from draftsmith.engine.batch import causal_rows
 from draftsmith.kernels.backend import Backend, describe, use_backend
+from draftsmith.kernels.draft_head import draft_head
 from draftsmith.kernels.errors import KernelEnvironmentError
 from draftsmith.kernels.gate import Activation, gate
 from draftsmith.kernels.gather_cache import gather_cache
@@ -60,6 +61,23 @@ def noise_keeps_rows() -> bool:
     seeds, positions = list(range(ROWS)), list(range(100, 100 + ROWS))
     alone = [gumbel_rows([s], [p], 1000) for s, p in zip(seeds, positions, strict=True)]
     return torch.equal(gumbel_rows(seeds, positions, 1000), torch.cat(alone))
+
+
+def draft_head_keeps_rows() -> bool:
+    x = torch.randn(ROWS, 576, generator=torch.Generator().manual_seed(5))
+    weight = torch.randn(600, 576, generator=torch.Generator().manual_seed(6))
+
+    def numbers(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        top = draft_head(rows, weight.to(dtype), 4, with_log_sum=True)
+        assert top.log_sums is not None
+        return torch.cat((top.values, top.columns.float(), top.log_sums[:, None]), dim=1)
+
+    return all(
+        torch.equal(
+            numbers(x, dtype), torch.cat([numbers(x[i : i + 1], dtype) for i in range(ROWS)])
+        )
+        for dtype in DTYPES
+    )
 
 
 def gather_keeps_rows() -> bool:
@@ -127,6 +145,7 @@ def top_k_keeps_rows() -> bool:
 KEEPS: dict[str, Callable[[], bool]] = {
     "decoder_layers": layers_keep_rows,
     "gate": gate_keeps_rows,
+    "draft_head": draft_head_keeps_rows,
     "gather_cache": gather_keeps_rows,
     "linear": linear_keeps_rows,
     "noise": noise_keeps_rows,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from draftsmith.engine.cache import CacheShape, KVCache
+from draftsmith.engine.model.heads import top_of
 from draftsmith.engine.model.model import ModelInfo
 from draftsmith.engine.types import HeadRows, Hidden, RowBatch
+from draftsmith.kernels.draft_head import TopLogits
 
 
 class FakeTarget:
@@ -62,6 +64,16 @@ class FakeTarget:
 
     def head(self, hidden: torch.Tensor, trimmed: HeadRows | None = None) -> torch.Tensor:
         raise AssertionError("a fake target's head was run")
+
+    def top(
+        self,
+        hidden: torch.Tensor,
+        count: int,
+        trimmed: HeadRows | None = None,
+        *,
+        with_log_sum: bool = False,
+    ) -> TopLogits:
+        return top_of(self.head(hidden, trimmed), count, with_log_sum=with_log_sum)
 
     def trim_head(self, token_ids: Sequence[int]) -> HeadRows:
         ids = torch.tensor(sorted(token_ids))

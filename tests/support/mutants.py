@@ -207,11 +207,10 @@ def recorded_rows(seen: list[Row]) -> Iterator[None]:
         return judge(self, logits, widths, running, trees)
 
     def roots_recorded(self: DraftModelDrafter, views: Sequence[SlotView]) -> torch.Tensor:
-        logits = roots(self, views)
-        seen.extend(
-            Row(tuple(view.tokens), row.clone()) for view, row in zip(views, logits, strict=True)
-        )
-        return logits
+        hidden = roots(self, views)
+        logits = self._model.head(hidden)
+        seen.extend(Row(tuple(view.tokens), row) for view, row in zip(views, logits, strict=True))
+        return hidden
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DecodeLoop, "_judge", judge_recorded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from tablemodel import TableModel
 
 from draftsmith.engine.drafters.expansion import expand
 from draftsmith.engine.drafters.plan import Expansion
@@ -15,38 +16,40 @@ from draftsmith.engine.types import RowBatch, Sampling, SlotView
 VOCAB = 16
 
 
+LOGITS = 3.0 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
+
+
 class TableForward:
-    """Logits depend on the last token only; remembers the rows that it was asked for."""
+    """Hidden rows of ``TableModel``: the last token; remembers the rows that it was asked for."""
 
     def __init__(self, rooms: dict[int, int] | None = None) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self._logits = 3.0 * torch.randn(VOCAB, VOCAB, generator=generator)
         self._rooms = rooms or {}
         self.batches: list[RowBatch] = []
 
     def roots(self, views: Sequence[SlotView]) -> torch.Tensor:
-        return self._logits[[view.tokens[-1] for view in views]]
+        return torch.tensor([[view.tokens[-1], 0] for view in views])
 
     def nodes(self, rows: RowBatch) -> torch.Tensor:
         self.batches.append(rows)
         real = [rows.token_ids[b, :width] for b, width in enumerate(rows.widths)]
-        return self._logits[torch.cat(real)]
+        return torch.stack([torch.cat(real), torch.zeros_like(torch.cat(real))], dim=-1)
 
     def room(self, slot: int) -> int:
         return self._rooms.get(slot, 1000)
 
 
 def view(slot: int, token: int, stops: tuple[int, ...] = (), budget: int = 99) -> SlotView:
-    return SlotView(slot, [0, token], 1, Sampling(stop_token_ids=stops), budget)
+    sampling = Sampling(stop_token_ids=stops, ignore_eos=True)
+    return SlotView(slot, [0, token], 1, sampling, budget)
 
 
-def plan(shape: TreeTemplate | DynamicShape, **fields: object) -> Expansion:
-    return Expansion(shape=shape, vocab_size=VOCAB, eos_ids=(), **fields)  # type: ignore[arg-type]
+def plan(shape: TreeTemplate | DynamicShape, logits: torch.Tensor = LOGITS) -> Expansion:
+    return Expansion(shape=shape, model=TableModel(logits))
 
 
 def test_neighbours_do_not_move_the_rows_of_a_slot_nor_cost_it_room() -> None:
     shape = plan(from_branching((2, 2, 2, 1)))
-    narrow = [int(i) for i in TableForward()._logits[3].topk(2).indices]
+    narrow = [int(i) for i in LOGITS[3].topk(2).indices]
     lean = view(0, 3, stops=(narrow[1],))  # one of its two roots goes no further
     rooms = {0: 5}
     alone = expand([lean], TableForward(rooms), shape)
@@ -102,12 +105,12 @@ def test_no_budget_and_empty_templates_run_nothing() -> None:
 def test_b14_equal_logits_go_to_the_lowest_id_as_in_the_target() -> None:
     """cases.md B14: the same tie rule in drafter and target, in chains and trees."""
     forward = TableForward()
-    forward._logits = torch.zeros(VOCAB, VOCAB)
-    forward._logits[:, [5, 11, 14]] = 2.0
-    (chain_tree,) = expand([view(0, 3)], forward, plan(from_branching((1, 1)))).trees
+    logits = torch.zeros(VOCAB, VOCAB)
+    logits[:, [5, 11, 14]] = 2.0
+    (chain_tree,) = expand([view(0, 3)], forward, plan(from_branching((1, 1)), logits)).trees
     assert chain_tree.tokens == (5, 5)
     for width in (2, 3, 6):
-        (tree,) = expand([view(0, 3)], forward, plan(from_branching((width,)))).trees
+        (tree,) = expand([view(0, 3)], forward, plan(from_branching((width,)), logits)).trees
         assert tree.tokens[0] == 5
         assert set(tree.tokens[:3]) <= {5, 11, 14}
         assert len(set(tree.tokens)) == width

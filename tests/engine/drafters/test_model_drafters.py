@@ -196,6 +196,7 @@ class _LengthWatch:
         self.info = model.info
         self.new_cache = model.new_cache
         self.head = model.head
+        self.top = model.top
         self.trim_head = model.trim_head
         self.widths: list[int] = []
 

@@ -170,6 +170,23 @@ def test_trimmed_head_scores_the_named_ids_only() -> None:
     torch.testing.assert_close(decoder.head(hidden, trimmed), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("trim", [None, range(1, 64, 3)])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])  # the second caps its logits
+def test_top_is_the_best_of_the_head(family: str, trim: range | None) -> None:
+    decoder = tiny_decoder(family=family)
+    cache = decoder.new_cache(num_slots=1, capacity=32)
+    hidden = decoder.forward(_rows(cache.allocate(), IDS), cache).last[0]
+    trimmed = None if trim is None else decoder.trim_head(trim)
+    logits = decoder.head(hidden, trimmed)
+    best = decoder.top(hidden, 5, trimmed, with_log_sum=True)
+    expected = logits.topk(5)
+    tolerance = 0.0 if decoder.config.final_softcap is None else 1e-4
+    torch.testing.assert_close(best.values, expected.values, atol=tolerance, rtol=0)
+    assert torch.equal(best.columns, expected.indices)
+    torch.testing.assert_close(best.log_sums, logits.logsumexp(-1), atol=1e-4, rtol=0)
+    assert decoder.top(hidden, 1, trimmed).log_sums is None
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [([], "at least one token id"), ([5, 64], r"token id 64.*0\.\.63"), ([-1], "token id -1")],

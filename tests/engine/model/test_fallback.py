@@ -106,6 +106,11 @@ def test_trimmed_head_and_subsets() -> None:
     hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
     trimmed = model.trim_head([30, 4])
     assert torch.equal(model.head(hidden, trimmed), model.head(hidden)[:, [4, 30]])
+    best = model.top(hidden, 2, trimmed, with_log_sum=True)
+    assert torch.equal(best.values, model.head(hidden, trimmed).sort(descending=True).values)
+    assert torch.equal(best.columns, model.head(hidden, trimmed).argsort(descending=True))
+    assert best.log_sums is not None
+    assert torch.equal(best.log_sums, model.head(hidden, trimmed).logsumexp(-1))
     cache = model.new_cache(num_slots=1, capacity=4)
     rows = RowBatch(
         slots=(cache.allocate(),),
