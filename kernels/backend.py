@@ -1,7 +1,7 @@
 """Which form of a kernel runs: "cpp", "triton" or "reference" (plain torch).
 
 Tensors on the CPU take C++ where it can be built, in the best form (``forms.py``) that the
-processor has and the compiler knows; those on CUDA and ROCm take Triton, what is left the
+processor has and the compiler knows; those on CUDA and ROCm take Triton; what is left takes the
 reference.
 
 Nothing is probed at import. The first kernel call decides about C++, once a process;
@@ -48,13 +48,14 @@ class _Kernel:
 
 
 _KERNELS = (
-    _Kernel("bf12_gemv", has_cpp=True, stable_reference=True),
+    _Kernel("accept", has_cpp=False, stable_reference=True, has_triton=True),
+    _Kernel("bf12_gemv", has_cpp=True, stable_reference=True, has_triton=True),
     _Kernel("decoder_layers", has_cpp=True, stable_reference=False),
-    _Kernel("draft_head", has_cpp=True, stable_reference=False),
+    _Kernel("draft_head", has_cpp=True, stable_reference=False, has_triton=True),
     _Kernel("gate", has_cpp=False, stable_reference=True, has_triton=True),
     _Kernel("gather_cache", has_cpp=False, stable_reference=True, has_triton=True),  # a copy
     _Kernel("linear", has_cpp=True, stable_reference=False, has_triton=True),
-    _Kernel("noise", has_cpp=True, stable_reference=True),  # the same bits in both forms
+    _Kernel("noise", has_cpp=True, stable_reference=True, has_triton=True),  # the same bits in all
     _Kernel("norm_rope_cache", has_cpp=False, stable_reference=True, has_triton=True),
     _Kernel("rms_norm", has_cpp=False, stable_reference=True, has_triton=True),
     _Kernel("top_k", has_cpp=True, stable_reference=True),

@@ -14,6 +14,8 @@ the bits of the same product with the bf16 tensor: numbers are restored before t
 Bytes: 0.75 of bf16's, and 6 for each escape. Floor of a product with one row: those bytes over the
 memory's bandwidth. Decoding costs nine instructions for 32 numbers beside the loads, in registers
 for up to six rows (sixteen with AVX-512); for more rows a block of bf16 is decoded into L1.
+
+This is the CPU's form. ``window`` has the one for devices, ``product`` its product (Triton).
 """
 
 from __future__ import annotations

@@ -17,8 +17,14 @@ a scratch of M KiB.
 Tolerance: values and columns have the bits that ``kernels.linear`` and ``kernels.top_k`` give (with
 a cap, |error| <= 2^-20 * c of those bits capped in float64); log_sums are within 2^-21 * max(1,
 |log_sum|) of the float64 sum over these logits. A row's bits are the same in any company and on any
-number of threads. The reference, which other devices run, rounds as that of ``kernels.linear``, and
-promises the order of equal logits for the first column only.
+number of threads. The reference rounds as that of ``kernels.linear``, and promises the order of
+equal logits for the first column only.
+
+On a GPU ``triton.py`` takes dense heads and up to MAX_COUNT columns: one launch, each program keeps
+the best of at most 1/256 of the head, and the last one to arrive puts them together; bytes beside
+the weight: 16 count a span and row, and x for each block of outputs (``cost``). Its logits are
+within 2^-20 sum_k |x weight| and not rounded to x's type, its log_sums within 2^-18 max(1,
+|log_sum|); NaN or infinite where a logit is. Other heads and devices: the reference.
 """
 
 import ctypes
@@ -26,11 +32,14 @@ from dataclasses import dataclass
 
 import torch
 
-from draftsmith.kernels.backend import library
+from draftsmith.kernels.backend import form_for, library
+from draftsmith.kernels.draft_head.cost import cost
 from draftsmith.kernels.draft_head.reference import draft_head_reference
 from draftsmith.kernels.errors import KernelInputError
 from draftsmith.kernels.linear import DTYPE_CODES, check_operands, matrix_struct
 from draftsmith.kernels.panels import PackedWeight, Weight
+
+MAX_COUNT = 64  # columns that the Triton form ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,14 @@ def draft_head(
         )
     if softcap is not None and not softcap > 0:
         raise KernelInputError(f"softcap is {softcap}; use a positive number, or None for none")
+    alike = x.dtype in (torch.float32, weight.dtype)
+    ranks = isinstance(weight, torch.Tensor) and alike and count <= MAX_COUNT and x.numel() > 0
+    if ranks and form_for("draft_head", x) == "triton":
+        from draftsmith.kernels.draft_head.triton import draft_head_triton
+
+        assert isinstance(weight, torch.Tensor)
+        rows = x if x.stride(1) == 1 else x.contiguous()
+        return TopLogits(*draft_head_triton(rows, weight, count, bias, softcap, with_log_sum))
     native = library() if x.is_cpu and weight.device.type == "cpu" else None
     code = DTYPE_CODES.get(weight.dtype)
     if native is None or code is None or x.dtype != torch.float32:
@@ -83,4 +100,4 @@ def draft_head(
     return TopLogits(values, columns, log_sums)
 
 
-__all__ = ["TopLogits", "draft_head"]
+__all__ = ["MAX_COUNT", "TopLogits", "cost", "draft_head"]

@@ -13,7 +13,8 @@ platform; golden vectors hold them.
 Why C++: torch and numpy make some 100 passes over the row, ``cpu.cpp`` one; its bits are the
 reference's (tolerance: none). ``noisy_argmax`` draws even less: no noise exceeds that of the
 smallest u, so only scores near enough to the best sum so far are looked at, and of their words only
-those below exp(score - best sum) 2^32. Results are CPU tensors.
+those below exp(score - best sum) 2^32. Results are CPU tensors, but for those of
+``gumbel_rows_at``, which draws where its arguments lie (``triton.py``: the same bits).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from draftsmith.kernels.backend import library
+from draftsmith.kernels.backend import form_for, library
+from draftsmith.kernels.cost import Cost
 from draftsmith.kernels.errors import KernelInputError
 from draftsmith.kernels.noise.reference import (
     gumbel_of_words,
@@ -75,6 +77,42 @@ def gumbel_rows(
         *(num_rows, vocab_size, stream, out.data_ptr(), torch.get_num_threads()),
     )
     return out
+
+
+def gumbel_rows_at(
+    seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int, stream: int = NOISE
+) -> torch.Tensor:
+    """``gumbel_rows`` on the device of ``seeds`` (as bits) and ``positions``: int64 ``[R]``.
+    Their values are not checked: the host does not know them.
+    """
+    if seeds.dtype != torch.int64 or seeds.dim() != 1 or not _alike(seeds, positions):
+        raise KernelInputError(
+            f"seeds are {seeds.dtype} {tuple(seeds.shape)} on {seeds.device}, positions"
+            f" {positions.dtype} {tuple(positions.shape)} on {positions.device}; two dense int64"
+            " [R] on one device are needed"
+        )
+    _ids(vocab_size)
+    if form_for("noise", seeds) == "triton":
+        from draftsmith.kernels.noise.triton import noise_rows_triton
+
+        return noise_rows_triton(seeds, positions, vocab_size, stream)
+    unsigned = [seed % 2**64 for seed in seeds.tolist()]
+    return gumbel_rows(unsigned, positions.tolist(), vocab_size, stream).to(seeds.device)
+
+
+def _alike(seeds: torch.Tensor, positions: torch.Tensor) -> bool:
+    same = seeds.shape == positions.shape and seeds.device == positions.device
+    dense = seeds.is_contiguous() and positions.is_contiguous()
+    return same and dense and positions.dtype == seeds.dtype
+
+
+def cost(*, num_rows: int, vocab_size: int, block: int) -> Cost:
+    """Of ``gumbel_rows_at`` in Triton with ``block`` numbers a program."""
+    programs = num_rows * -(-vocab_size // block)
+    launches = int(programs > 0)
+    return Cost(
+        bytes_read=16 * programs, bytes_written=4 * num_rows * vocab_size, launches=launches
+    )
 
 
 def noisy_argmax(values: torch.Tensor, seed: int, position: int) -> int:
@@ -156,8 +194,10 @@ __all__ = [
     "DRAFT",
     "NOISE",
     "RESIDUAL",
+    "cost",
     "gumbel",
     "gumbel_rows",
+    "gumbel_rows_at",
     "noisy_argmax",
     "philox_words",
     "uniform",

@@ -144,8 +144,8 @@ def top_k_keeps_rows() -> bool:
 
 KEEPS: dict[str, Callable[[], bool]] = {
     "decoder_layers": layers_keep_rows,
-    "draft_head": draft_head_keeps_rows,
     "gate": gate_keeps_rows,
+    "draft_head": draft_head_keeps_rows,
     "gather_cache": gather_keeps_rows,
     "linear": linear_keeps_rows,
     "noise": noise_keeps_rows,
