@@ -130,8 +130,7 @@ class Decoder:
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor, trimmed: HeadRows | None = None) -> torch.Tensor:
         weight = self._weights.head if trimmed is None else trimmed.weight
-        norm = self._gpu.final_norm if self._gpu.is_available else self._final_norm
-        logits = linear(norm(hidden), weight, None).float()
+        logits = linear(self._normed(hidden), weight, None).float()
         cap = self.config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -145,7 +144,7 @@ class Decoder:
         with_log_sum: bool = False,
     ) -> TopLogits:
         return draft_head(
-            self._final_norm(hidden),
+            self._normed(hidden),
             self._weights.head if trimmed is None else trimmed.weight,
             count,
             softcap=self.config.final_softcap,
@@ -155,6 +154,11 @@ class Decoder:
     @torch.inference_mode()
     def trim_head(self, token_ids: Sequence[int]) -> HeadRows:
         return gather_head_rows(self._weights.head, None, token_ids)
+
+    def _normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the head takes, by the norm that goes with the layers' kernels."""
+        norm = self._gpu.final_norm if self._gpu.is_available else self._final_norm
+        return norm(hidden)
 
     def _embed(self, rows: RowBatch) -> torch.Tensor:
         """``[B W, H]``."""
