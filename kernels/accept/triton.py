@@ -366,17 +366,16 @@ def accept_triton(
 def variants() -> Iterator[Variant]:
     """Each rule over a vocabulary of up to 262,144 tokens; trees of up to 64 rows, chains of 16."""
     indices = ("paths", "lengths", "bonuses", "tickets", "best_tokens", "starts", "sequences")
-    for rule, dtype, one_hot in (
-        ("coupled", torch.float32, True),
-        ("coupled", torch.bfloat16, True),
-        ("rejection", torch.float32, False),
-        ("block", torch.float32, False),
-        ("block", torch.float32, True),
+    for rule, dtype in (
+        ("coupled", torch.float32),
+        ("coupled", torch.bfloat16),
+        ("rejection", torch.float32),
+        ("block", torch.float32),
     ):
         pointer = f"*{TYPES[dtype]}"
         yield Variant(
             kernel="accept",
-            label=f"{rule} {TYPES[dtype]}{' one-hot' if rule != 'coupled' and one_hot else ''}",
+            label=f"{rule} {TYPES[dtype]}",
             function=accept_kernel,
             arguments=dict(
                 **dict.fromkeys((*indices, "tokens", "parents", "depths"), "*i32"),
@@ -388,7 +387,7 @@ def variants() -> Iterator[Variant]:
                 **dict(vocab_size="i32", splits="i32"),
             ),
             constants=dict(
-                **dict(RULE=_RULES[rule], ONE_HOT=one_hot, SPLITS=64),
+                **dict(RULE=_RULES[rule], ONE_HOT=rule == "coupled", SPLITS=64),
                 WIDTH=64 if rule == "coupled" else 16,
             ),
             options=NO_FUSION,

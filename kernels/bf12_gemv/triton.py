@@ -132,7 +132,9 @@ def product_triton(
     partial = out
     if splits > 1:
         partial = torch.empty(splits, num_rows, num_outputs, device=x.device)
-    if splits > 1 and tickets is None:
+    if splits == 1:
+        tickets = torch.empty(1, dtype=torch.int32, device=x.device)  # none is drawn
+    elif tickets is None:
         tickets = torch.zeros(grid[0] * grid[2], dtype=torch.int32, device=x.device)
     if isinstance(weight, WindowWeight):
         low, base = weight.low.view(torch.int16), weight.base
@@ -148,7 +150,7 @@ def product_triton(
         grid,
         dict(
             **dict(out_ptr=out, partial_ptr=partial, x_ptr=x, **parts),
-            tickets_ptr=out if tickets is None else tickets,
+            tickets_ptr=tickets,
             bias_ptr=x if bias is None else bias,
             **dict(base=base, num_rows=num_rows, num_outputs=num_outputs, depth=depth),
             **dict(pairs=pairs, groups=groups, splits=splits),

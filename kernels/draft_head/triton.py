@@ -145,15 +145,16 @@ def draft_head_kernel(
             following = tl.load(at, mask=more, other=_NONE, cache_modifier=".cg")
             heads = tl.where(taken, following, heads)
         if WITH_SUM:
-            at = lane * step + row[None, :]
-            highest = tl.load(
-                highest_ptr + at, mask=held, other=float("-inf"), cache_modifier=".cg"
+            place = lane * step + row[None, :]
+            tops = tl.load(
+                highest_ptr + place, mask=held, other=float("-inf"), cache_modifier=".cg"
             )
-            total = tl.load(sums_ptr + at, mask=held, other=0.0, cache_modifier=".cg")
-            base = tl.max(highest, 0)
-            base = tl.where(tl.abs(base) == float("inf"), 0.0, base)
-            total = tl.sum(total * tl.exp(highest - base[None, :]), 0)
-            tl.store(log_sums_ptr + row, base + tl.log(total), mask=has_row)
+            parts = tl.load(sums_ptr + place, mask=held, other=0.0, cache_modifier=".cg")
+            reach = tl.max(tops, 0)
+            reach = tl.where(tl.abs(reach) == float("inf"), 0.0, reach)
+            whole = tl.sum(parts * tl.exp(tops - reach[None, :]), 0)
+            whole = tl.where(has_row, whole, 1.0)
+            tl.store(log_sums_ptr + row, reach + tl.log(whole), mask=has_row)
 
 
 def draft_head_triton(
