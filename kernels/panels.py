@@ -20,11 +20,15 @@ ROWS = 16  # of a panel
 
 
 class PackedWeight(ABC):
-    """A weight ``[N, K]`` on the CPU whose numbers are held in panels, in some form."""
+    """A weight ``[N, K]`` whose numbers are held in an order of their own, most often on the CPU."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        """Where its numbers are."""
+        return torch.device("cpu")
 
     @property
     @abstractmethod

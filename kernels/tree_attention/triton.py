@@ -268,8 +268,13 @@ def tree_attention_triton(
     num_kv_heads = k_cache.shape[1]
     shape = configuration("tree_attention", architecture_of(q.device))
     layout = plan(
-        **dict(num_sequences=num_sequences, width=width, num_heads=num_heads, head_dim=head_dim),
-        **dict(offset=rows.offset, max_length=rows.max_length, is_tree=rows.paths is not None),
+        num_sequences=num_sequences,
+        width=width,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        offset=rows.offset,
+        max_length=rows.max_length,
+        is_tree=rows.paths is not None,
         split=shape.blocks["SPLIT"],
     )
     out = torch.empty_like(q)
