@@ -20,7 +20,7 @@ ROWS = 16  # of a panel
 
 
 class PackedWeight(ABC):
-    """A weight ``[N, K]`` whose numbers are held in an order of their own, most often on the CPU."""
+    """A weight ``[N, K]`` whose numbers are held in an order of their own, mostly on the CPU."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
