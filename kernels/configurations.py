@@ -30,12 +30,14 @@ class Configuration:
 Table = Mapping[str, Mapping[str, Configuration]]  # kernel -> architecture or DEFAULT
 
 TABLE: Table = {
-    "accept": {DEFAULT: Configuration(blocks={"SPLIT": 4096, "BLOCK": 1024}, num_stages=1)},
+    "accept": {
+        DEFAULT: Configuration(blocks={"SPLIT": 4096, "BLOCK": 1024}, num_warps=8, num_stages=1)
+    },
     "bf12_gemv": {
         DEFAULT: Configuration(blocks={"BLOCK_N": 64, "BLOCK_K": 64, "SPLIT": 2048}, num_warps=4)
     },
     "draft_head": {
-        DEFAULT: Configuration(blocks={"BLOCK_N": 64, "BLOCK_K": 64}, num_warps=4, num_stages=2)
+        DEFAULT: Configuration(blocks={"BLOCK_N": 64, "BLOCK_K": 64}, num_warps=8, num_stages=2)
     },
     "gate": {DEFAULT: Configuration(blocks={"BLOCK": 1024}, num_warps=4, num_stages=1)},
     "gather_cache": {DEFAULT: Configuration(num_warps=4, num_stages=1)},
