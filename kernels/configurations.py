@@ -53,7 +53,7 @@ TABLE: Table = {
     "norm_rope_cache": {DEFAULT: Configuration(num_warps=1, num_stages=1)},
     "rms_norm": {DEFAULT: Configuration(num_warps=8, num_stages=1)},
     "tree_attention": {
-        DEFAULT: Configuration(blocks={"BLOCK_N": 64, "SPLIT": 128}, num_warps=4, num_stages=2),
+        DEFAULT: Configuration(blocks={"BLOCK_N": 32, "SPLIT": 128}, num_warps=4, num_stages=2),
         "gfx942": Configuration(blocks={"BLOCK_N": 32, "SPLIT": 128}, num_warps=4, num_stages=1),
     },
 }
