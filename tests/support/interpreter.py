@@ -1,4 +1,6 @@
-"""Triton's interpreter as cards compute: it truncates fp32 to bf16 where they round to nearest."""
+"""Triton's interpreter as cards compute: they round fp32 to bf16 to nearest where it truncates, and
+the numbers of a product do not depend on the row of the tile, as those of numpy's may.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ import torch
 
 
 @contextmanager
-def rounding_to_nearest() -> Iterator[None]:
-    """Round to nearest even inside the block; numpy keeps still about overflow, which is meant."""
+def computing_as_cards() -> Iterator[None]:
+    """Round to nearest even, and multiply column by column of the left tile, inside the block;
+    numpy keeps still about overflow, which is meant.
+    """
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -26,7 +30,16 @@ def rounding_to_nearest() -> Iterator[None]:
         bits = wide.bfloat16().view(torch.int16).numpy().view(np.uint16)
         return TensorHandle(bits.reshape(np.shape(source.data)), tl.bfloat16)
 
+    def dot(self: Any, a: Any, b: Any, start: Any, *_: Any) -> Any:
+        wide = start.data.dtype
+        left, right = a.data.astype(wide), b.data.astype(wide)
+        total = np.zeros_like(start.data)
+        for column in range(left.shape[1]):
+            total += left[:, column : column + 1] * right[column : column + 1]
+        return TensorHandle(total + start.data, start.dtype.scalar)
+
     with (
+        mock.patch.object(InterpreterBuilder, "create_dot", dot),
         mock.patch.object(InterpreterBuilder, "create_fp_trunc", round_to_nearest),
         np.errstate(over="ignore", invalid="ignore"),
     ):

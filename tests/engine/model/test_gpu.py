@@ -15,7 +15,7 @@ from draftsmith.engine.types import Completion, Hidden, Request, RowBatch, Sampl
 from draftsmith.kernels.backend import use_backend
 from draftsmith.kernels.cost import count_launches
 from draftsmith.kernels.launching import interpreting, triton_problem
-from tests.support.interpreter import rounding_to_nearest
+from tests.support.interpreter import computing_as_cards
 from tests.support.tinymodels import tiny_decoder
 from tests.support.traffic import count_traffic
 
@@ -27,7 +27,7 @@ PROMPTS = [(5, 6, 7, 8, 5, 6, 7), (9, 4), (3, 9, 9, 3, 9, 9, 3, 9, 9, 3, 9)]
 def _interpreter() -> Iterator[None]:
     if (problem := triton_problem()) is not None or not interpreting():
         pytest.skip(problem or "CPU tensors need Triton's interpreter")
-    with rounding_to_nearest():
+    with computing_as_cards():
         yield
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from draftsmith.kernels.backend import use_backend
 from draftsmith.kernels.launching import interpreting, triton_problem
-from tests.support.interpreter import rounding_to_nearest
+from tests.support.interpreter import computing_as_cards
 
 
 @pytest.fixture
@@ -19,5 +19,5 @@ def triton() -> Iterator[None]:
         pytest.skip(problem)
     if not interpreting():
         pytest.skip("Triton compiles here (TRITON_INTERPRET=0): CPU tensors need its interpreter")
-    with use_backend("triton"), rounding_to_nearest():
+    with use_backend("triton"), computing_as_cards():
         yield
