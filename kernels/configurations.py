@@ -31,7 +31,7 @@ Table = Mapping[str, Mapping[str, Configuration]]  # kernel -> architecture or D
 
 TABLE: Table = {
     "accept": {
-        DEFAULT: Configuration(blocks={"SPLIT": 4096, "BLOCK": 1024}, num_warps=8, num_stages=1)
+        DEFAULT: Configuration(blocks={"SPLIT": 4096, "BLOCK": 512}, num_warps=8, num_stages=1)
     },
     "bf12_gemv": {
         DEFAULT: Configuration(blocks={"BLOCK_N": 64, "BLOCK_K": 64, "SPLIT": 2048}, num_warps=4)
