@@ -142,6 +142,7 @@ def _run(
     return list(engine.run(_requests(temperature), config, concurrency=3).completions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_engine_gives_the_tokens_of_the_cpu(name: str, temperature: float) -> None:
