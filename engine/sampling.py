@@ -291,7 +291,7 @@ def scores(
         scores_row(row, context, eos_ids, token_ids)
         for row, context in zip(logits, contexts, strict=True)
     ]
-    return torch.stack(rows)
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)  # no copy of a single row
 
 
 def _is_uncut(sampling: Sampling) -> bool:

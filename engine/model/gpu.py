@@ -1,4 +1,4 @@
-"""All layers of a decoder through the GPU's kernels: ten launches a layer, none that waits."""
+"""All layers of a decoder through the GPU's kernels: ten launches a layer."""
 
 from __future__ import annotations
 
