@@ -2,7 +2,7 @@
 
 A block shape never changes what is computed, but those that fix an order of sums (``BLOCK_K``,
 ``SPLIT``) change its last bits: all steps of one engine must use one table. Nothing is tuned while
-serving: a table comes from here, or from the bundle through ``use_configurations``. None of these
+serving: a table comes from here, or from whoever calls ``use_configurations``. None of these
 shapes has been timed on a card yet; they are what compiles without spills (``scripts/aot.py``).
 """
 
